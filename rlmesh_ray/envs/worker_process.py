@@ -56,11 +56,8 @@ class DirectHandle:
         self._connection = connection
         self.num_descriptors = 1 + len(to_send)
         """Number of descriptors that the worker receives for the connection."""
-
-    @property
-    def transport(self) -> str:
-        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
-        return SHARED_MEMORY if self.num_descriptors > 1 else TCP
+        self.transport = SHARED_MEMORY if to_send else TCP
+        """Transport of the steps."""
 
     @property
     def is_disconnected(self) -> bool:

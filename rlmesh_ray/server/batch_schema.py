@@ -6,7 +6,7 @@ for a batch of a few rows it would take longer than the policy.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce, structure_checker
-from rlmesh_ray.wire.batch_codec import BatchCodec, BatchCodecs, join_each, split_each
+from rlmesh_ray.wire.batch_codec import BatchCodecs, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)
 
@@ -37,30 +37,11 @@ Answer = Callable[[Actions | RlmeshError, BatchRun, int], None]
 Must not raise: the other requests of the batch wait for their answers."""
 
 
-class _MixedCodec:
-    """Reads and writes the batches of requests in several dialects, one by one.
-
-    Args:
-        codecs: One per request.
-    """
-
-    def __init__(self, codecs: Sequence[BatchCodec]) -> None:
-        self._codecs = codecs
-
-    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        """Return the columns of several batches; see ``BatchCodec.join``."""
-        return join_each(self._codecs, batches, counts)
-
-    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        """Return the bytes of several batches; see ``BatchCodec.split``."""
-        return split_each(self._codecs, columns, counts)
-
-
 class CodecPair(NamedTuple):
-    """The codecs of one batch."""
+    """How the parts of one batch are read and written; see ``BatchCodec``."""
 
-    observations: BatchCodec | _MixedCodec
-    actions: BatchCodec | _MixedCodec
+    join_observations: Callable[[Sequence[bytes], Sequence[int]], list[Column]]
+    split_actions: Callable[[Sequence[Column], Sequence[int]], list[bytes]]
 
 
 class BatchSchema:
@@ -97,12 +78,13 @@ class BatchSchema:
             if part.values is not first:
                 observations, actions = self.group
                 return CodecPair(
-                    _MixedCodec([part.values.codec(observations) for part in parts]),
-                    _MixedCodec([part.values.codec(actions) for part in parts]),
+                    partial(join_each, [part.values.codec(observations) for part in parts]),
+                    partial(split_each, [part.values.codec(actions) for part in parts]),
                 )
         found = self._codecs.get(first)
         if found is None:
-            found = self._codecs[first] = CodecPair(*map(first.codec, self.group))
+            reader, writer = map(first.codec, self.group)
+            found = self._codecs[first] = CodecPair(reader.join, writer.split)
         return found
 
     def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
@@ -118,7 +100,7 @@ class BatchSchema:
         Raises:
             CodecError: An observation cannot be read, or is not in its space.
         """
-        columns = codecs.observations.join([part.observation for part in parts], counts)
+        columns = codecs.join_observations([part.observation for part in parts], counts)
         try:
             # The policy might remember a value that is not in the space.
             self._observation_checker.check(columns)
@@ -168,7 +150,7 @@ class BatchSchema:
 
     def _answers(
         self, codecs: CodecPair, values: Sequence[Any], parts: "Requests", counts: Sequence[int]
-    ) -> list[bytes | RlmeshError]:
+    ) -> Sequence[bytes | RlmeshError]:
         """Return each part's actions of one step as bytes, or the error of that part.
 
         Args:
@@ -203,7 +185,7 @@ class BatchSchema:
             if len(parts) == 1:
                 return [self._policy_error(error)]
             return [answer for answer, _ in self._answers_by_part(columns, parts, counts)]
-        return codecs.actions.split(columns, counts)
+        return codecs.split_actions(columns, counts)
 
     def _answers_by_part(
         self, values: Sequence[Any], parts: "Requests", counts: Sequence[int]

@@ -18,7 +18,6 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol import capabilities
@@ -37,21 +36,9 @@ _CREDENTIALS = struct.Struct("3i")
 """Linux's ucred of a peer: its process, user and group."""
 
 
-Authenticate = Callable[[socket.socket, Callable[[], None]], Awaitable[None]]
+Authenticate = Callable[[socket.socket, Callable[[], object]], Awaitable[None]]
 """Handles a new connection, which is closed afterwards; calls the second argument, in the same
 task, once the peer is authenticated."""
-
-
-@dataclass(frozen=True, slots=True)
-class TcpListener:
-    """Listening sockets for direct TCP connections."""
-
-    sockets: Sequence[socket.socket]
-    """Bound sockets, with the same port on several addresses."""
-    port: int
-    """The advertised port, which differs where it is mapped."""
-    endpoint: str
-    """Id and incarnation of the endpoint."""
 
 
 class ConnectionBroker:
@@ -59,19 +46,29 @@ class ConnectionBroker:
 
     Args:
         has_shared_memory: Whether the endpoint offers the shared-memory transport.
-        listener: Sockets of the direct TCP transport; None: it is not offered.
+        sockets: Bound sockets of the direct TCP transport, with the same port on several addresses;
+            empty: it is not offered.
+        port: Their advertised port, which differs where it is mapped.
+        endpoint: Id and incarnation of the endpoint.
     """
 
-    def __init__(self, *, has_shared_memory: bool, listener: TcpListener | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        has_shared_memory: bool,
+        sockets: Sequence[socket.socket] = (),
+        port: int = 0,
+        endpoint: str = "",
+    ) -> None:
         self._name = (
             secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
         )
-        self._listener = listener
+        self._sockets, self._port = sockets, port
         self.sessions: dict[str, LaneSession] = {}
         """The open sessions by their ids, which only the edition's handshake gives."""
         self._opening: set[str] = set()
         """Sessions whose clients are opening a connection: each takes descriptors."""
-        self._tickets = TicketIssuer(listener.endpoint if listener is not None else "")
+        self._tickets = TicketIssuer(endpoint)
         self._listeners: list[AuthenticatingListener] = []
 
     @property
@@ -81,8 +78,8 @@ class ConnectionBroker:
         if self._name:
             offered_capabilities[capabilities.SHARED_MEMORY] = self._name
             offered_capabilities[capabilities.DIRECT_RENDER] = ""
-        if self._listener is not None:
-            offered_capabilities[capabilities.DIRECT_TCP] = str(self._listener.port)
+        if self._sockets:
+            offered_capabilities[capabilities.DIRECT_TCP] = str(self._port)
         return offered_capabilities
 
     async def start(self) -> None:
@@ -92,8 +89,8 @@ class ConnectionBroker:
             self._listeners.append(
                 AuthenticatingListener(listener, self._accept_local, "shared memory")
             )
-        if self._listener is not None:
-            sockets = self._listener.sockets
+        if self._sockets:
+            sockets = self._sockets
             hosts = " and ".join(each.getsockname()[0] for each in sockets)
             port = sockets[0].getsockname()[1]
             self._listeners += [
@@ -103,15 +100,13 @@ class ConnectionBroker:
 
     def close_listener(self) -> None:
         """Close the TCP sockets; instead of ``start``, or after it."""
-        if self._listener is not None:
-            for each in self._listener.sockets:
-                each.close()
+        for each in self._sockets:
+            each.close()
 
     async def stop(self) -> None:
         """Stop listening, and close all direct connections after their steps. Idempotent."""
         for listener in self._listeners:
             listener.stop()
-        self._tickets.clear()
         await asyncio.gather(*(session.close_direct() for session in self.sessions.values()))
 
     def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
@@ -121,7 +116,7 @@ class ConnectionBroker:
             session_id: Id of the session.
             timeout_ms: Timeout of its steps.
         """
-        if self._listener is None or session_id not in self.sessions:
+        if not self._sockets or session_id not in self.sessions:
             return None
         return self._tickets.issue(session_id, timeout_ms)
 
@@ -139,7 +134,7 @@ class ConnectionBroker:
             self._opening.discard(session_id)
 
     async def _accept_local(
-        self, client: socket.socket, mark_authenticated: Callable[[], None]
+        self, client: socket.socket, mark_authenticated: Callable[[], object]
     ) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             data = await read_exactly(client, shared_memory.HELLO.size)
@@ -156,7 +151,7 @@ class ConnectionBroker:
             raise
 
     async def _accept_tcp(
-        self, client: socket.socket, mark_authenticated: Callable[[], None]
+        self, client: socket.socket, mark_authenticated: Callable[[], object]
     ) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             hello = await read_exactly(client, tcp.HELLO_BYTES)

@@ -59,12 +59,12 @@ class EnvServerDialect:
     """Offered where single lanes can be stepped; those of the edition are EnvService's."""
 
 
-def _edition_infos(infos: Infos, _lanes: Sequence[int], _num_lanes: int) -> Infos:
-    return warnings_as_texts(infos)
-
-
 EDITION_DIALECT = EnvServerDialect(
-    PROTOCOL_V1, edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos
+    PROTOCOL_V1,
+    edition_frames,
+    edition_values,
+    EDITION_2026_06_RULES,
+    lambda infos, _lanes, _num_lanes: warnings_as_texts(infos),
 )
 
 

@@ -13,7 +13,7 @@ from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, completed, takes_options
 from rlmesh_ray.polling import should_spin
-from rlmesh_ray.server.connection_broker import ConnectionBroker, TcpListener
+from rlmesh_ray.server.connection_broker import ConnectionBroker
 from rlmesh_ray.server.connection_limits import max_calls
 from rlmesh_ray.server.data_address import bound_sockets, checked_data_address
 from rlmesh_ray.server.endpoint import Endpoint
@@ -217,15 +217,17 @@ class EnvServer:
         """Return the broker of direct connections; it listens if they may use TCP."""
         if not is_fixed_size(contract):
             return ConnectionBroker(has_shared_memory=False)
-        listener = None
-        if self._data_address is not None:
-            bound = bound_sockets(self._data_address.listen)
-            port = self._data_address.advertised_port or bound[0].getsockname()[1]
-            name = f"{self._endpoint.endpoint_id}/{secrets.token_hex(8)}"
-            listener = TcpListener(bound, port, name)
         transports = allowed_transports(self._options["transport"])
         has_shared_memory = SHARED_MEMORY in transports and can_seal()
-        return ConnectionBroker(has_shared_memory=has_shared_memory, listener=listener)
+        if self._data_address is None:
+            return ConnectionBroker(has_shared_memory=has_shared_memory)
+        bound = bound_sockets(self._data_address.listen)
+        return ConnectionBroker(
+            has_shared_memory=has_shared_memory,
+            sockets=bound,
+            port=self._data_address.advertised_port or bound[0].getsockname()[1],
+            endpoint=f"{self._endpoint.endpoint_id}/{secrets.token_hex(8)}",
+        )
 
     def _close_pool(self) -> None:
         # A loop that something holds closes it later; workers end with this process at the latest.

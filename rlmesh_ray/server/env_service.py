@@ -13,7 +13,6 @@ stream.
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
@@ -32,7 +31,7 @@ from rlmesh_ray.server.handshake_service import (
     came_through_gateway,
     capabilities_of_session,
 )
-from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
+from rlmesh_ray.server.idle_timeout import IdleTimeout
 from rlmesh_ray.server.lane_session import CallOutcome, LaneSession
 from rlmesh_ray.server.log_context import current, short_name
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, TokenBucket
@@ -203,7 +202,7 @@ class EnvService:
             self._pool.counts.sessions,
             context.peer(),
             dialect.name,
-            lambda: {"steps": session.worker.counts.num_steps},
+            lambda: {"steps": session.worker.counts.read().num_steps},
         )
         try:
             async for data in idle_timeout.watch(frames):
@@ -234,14 +233,6 @@ class EnvService:
                 is_stopping=self._drain.is_draining,
             )
 
-    async def _images(self, context: grpc.aio.ServicerContext) -> SentImages | None:
-        """Return how the client of a Join wants images, or abort a call that cannot have it so."""
-        metadata = dict(context.invocation_metadata() or ())
-        try:
-            return image_codec_v1.images_asked_for(metadata, self._contract)
-        except ConfigurationError as error:
-            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> tuple[EnvServerDialect, AsyncIterator[bytes], SentImages | None] | None:
@@ -252,9 +243,14 @@ class EnvService:
         # Only the edition's handshake gives session ids. A client with one may call into the lanes,
         # or open a direct connection, before its first message.
         is_known = bool(session_id_of(context))
+        images = None
         if is_known:
             await self._handshakes.require_enabled(PROTOCOL_V1, context)
-        images = await self._images(context) if is_known else None
+            metadata = dict(context.invocation_metadata() or ())
+            try:
+                images = image_codec_v1.images_asked_for(metadata, self._contract)
+            except ConfigurationError as error:
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         await self._pool.reserve()
         begun = None
         try:
@@ -368,8 +364,9 @@ class EnvService:
             message = f"lane {lane} is not in [0, {contract.num_envs})"
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
         if contract.render_mode != "rgb_array":
-            await _refuse_picture(
+            await refuse(
                 context,
+                grpc.StatusCode.FAILED_PRECONDITION,
                 f"the environment has render mode {contract.render_mode or 'none'}, which gives no "
                 "pictures; serve it with render_mode='rgb_array' "
                 '(--env-kwargs \'{"render_mode": "rgb_array"}\')',
@@ -380,19 +377,19 @@ class EnvService:
             await refuse(context, grpc.StatusCode.NOT_FOUND, _GONE)
         if isinstance(outcome, Failure):
             message = f"the session has no picture to give: {outcome.message}"
-            await _refuse_picture(context, message)
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
         own.no_picture_before_s = self._clock() + (1 / MOST_SHARE - 1) * outcome.took_s
         if outcome.png is None:
             message = (
                 f"the environment has rendered nothing of lane {lane}; ask again when the lane has "
                 "been reset"
             )
-            await _refuse_picture(context, message)
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
         return observe_v1.pack_png(outcome.png)
 
     async def _limit_pictures(self, own: _OpenSession, context: grpc.aio.ServicerContext) -> None:
         message = ""
-        if own.session.is_observed:
+        if own.session.observations:
             message = (
                 "a picture of this session is being rendered, or waits for its turn; ask again "
                 "after it"
@@ -410,10 +407,6 @@ class EnvService:
             await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
-async def _refuse_picture(context: grpc.aio.ServicerContext, message: str) -> NoReturn:
-    await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-
-
 def session_id_of(context: grpc.aio.ServicerContext) -> str:
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
@@ -423,9 +416,16 @@ def _signs_of_life(session: LaneSession) -> Callable[[], bool]:
     """Return a function that returns whether the client has been active besides its stream."""
     worker = session.worker
 
-    def is_at_work() -> bool:
-        return worker.is_direct_busy or session.is_called
+    def look() -> tuple[int, int, bool]:
+        is_at_work = worker.is_direct_busy or bool(session.calls)
+        return worker.progress.begun, session.num_calls, is_at_work
 
-    # Steps and calls that have ended since the last look count, too.
-    has_moved = change_detector(lambda: (worker.progress.begun, session.num_calls, is_at_work()))
-    return lambda: has_moved() or is_at_work()
+    last = look()
+
+    def is_active() -> bool:
+        # Steps and calls that have ended since the last look count, too.
+        nonlocal last
+        before, last = last, look()
+        return last != before or last[2]
+
+    return is_active

@@ -196,7 +196,12 @@ class HandshakeService:
         self._options = options
         self._contract = contract
         self._on_request = on_request
-        self._disabled = {each: _disabled(each, options) for each in {*dialects} - options.dialects}
+        enabled = " and ".join(sorted(options.dialects))
+        self._disabled = {
+            each: f"this endpoint does not speak {each}, only {enabled}: its operator has enabled "
+            "these (dialects=…, --dialect)"
+            for each in {*dialects} - options.dialects
+        }
         self._obstacles = {**obstacles, **self._disabled}
 
     def handlers(self, service: str, join: Join) -> grpc.GenericRpcHandler:
@@ -316,11 +321,3 @@ class HandshakeService:
             contract=self._contract,
             accept_texts=self._options.accept_texts,
         )
-
-
-def _disabled(generation: str, options: ServiceOptions) -> str:
-    return (
-        f"this endpoint does not speak {generation}, only "
-        f"{' and '.join(sorted(options.dialects))}: its operator has enabled these (dialects=…, "
-        "--dialect)"
-    )

@@ -78,15 +78,3 @@ class IdleTimeout:
             return
         self.has_expired = True
         self._reader.cancel()
-
-
-def change_detector(look: Callable[[], object]) -> Callable[[], bool]:
-    """Return a function that tells whether ``look()`` has changed since its last call."""
-    last = look()
-
-    def has_changed() -> bool:
-        nonlocal last
-        before, last = last, look()
-        return last != before
-
-    return has_changed

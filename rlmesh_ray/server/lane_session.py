@@ -24,6 +24,7 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
 )
+from rlmesh_ray.envs.vector_host import rows_of
 from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.env_session import (
@@ -147,7 +148,7 @@ class LaneSession:
         """How many calls have come."""
         self._session = EnvSession(
             contract.num_envs,
-            _new_episode_id,
+            lambda: uuid.uuid4().hex,
             self.worker.endpoint,
             dialect.rules,
             autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
@@ -171,8 +172,10 @@ class LaneSession:
         self._num_answered = 0
         self._advanced = asyncio.Event()
         """Set whenever a request or a call has been answered."""
-        self._calls: set[asyncio.Task[Any]] = set()
-        self._observations: set[asyncio.Task[Any]] = set()
+        self.calls: set[asyncio.Task[Any]] = set()
+        """Calls that are in progress, or wait for their turn."""
+        self.observations: set[asyncio.Task[Any]] = set()
+        """Pictures for observers that are being drawn, or wait for their turn."""
         self._current: asyncio.Task[Any] | None = None
         """The call or picture whose turn it is."""
         self._is_closed = False
@@ -181,16 +184,6 @@ class LaneSession:
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest episode of each lane; None: its record has been taken."""
         return self._session.episodes
-
-    @property
-    def is_called(self) -> bool:
-        """Whether a call is in progress, or waits for its turn."""
-        return bool(self._calls)
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether work for an observer is in progress, or waits for its turn."""
-        return bool(self._observations)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -202,8 +195,12 @@ class LaneSession:
         if self._turn.locked():
             arrived_s = time.monotonic()
             timeout_ms = getattr(self._frames.parse_request(data), "timeout_ms", 0)
-            has_turn = await self._gets_turn(timeout_ms / 1000)
-            waited_s = time.monotonic() - arrived_s if has_turn else math.inf
+            try:
+                async with asyncio.timeout(timeout_ms / 1000 or None):
+                    await self._turn.acquire()
+                waited_s = time.monotonic() - arrived_s
+            except TimeoutError:
+                waited_s, has_turn = math.inf, False
         else:
             await self._turn.acquire()
         try:
@@ -213,13 +210,6 @@ class LaneSession:
                 self._turn.release()
             self._num_answered += 1
             self._advanced.set()
-
-    async def _gets_turn(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s or None):
-                return await self._turn.acquire()
-        except TimeoutError:
-            return False
 
     async def _answer(self, data: bytes, waited_s: float) -> bytes:
         """Answer a request that has waited so long; infinity: its deadline has passed."""
@@ -382,7 +372,7 @@ class LaneSession:
             for column in self.worker.require().buffers.observations
         ]
         if lanes:
-            columns = [_rows(column, lanes) for column in columns]
+            columns = rows_of(columns, lanes)
         return self._observation_codec.encode(columns, len(lanes) or self._contract.num_envs)
 
     def _sent(self, images: SentImages, observation: bytes) -> bytes:
@@ -398,7 +388,7 @@ class LaneSession:
     async def call(self, call: LaneCall) -> CallOutcome:
         """Do an allowed ``call`` when its turn has come."""
         self.num_calls += 1
-        return await self._until_done(self._call_in_turn(call), self._calls)
+        return await self._until_done(self._call_in_turn(call), self.calls)
 
     def refuse(self, call: LaneCall) -> None:
         self._skip(call)
@@ -406,7 +396,7 @@ class LaneSession:
 
     async def observe(self, lane: int) -> RenderOutcome | Failure | None:
         """Render a lane for an observer when its turn has come; None: the session has ended."""
-        return await self._until_done(self._observe_in_turn(lane), self._observations)
+        return await self._until_done(self._observe_in_turn(lane), self.observations)
 
     async def _until_done(
         self, work: Coroutine[Any, Any, T | None], running: set[asyncio.Task[Any]]
@@ -532,7 +522,7 @@ class LaneSession:
     def close(self) -> None:
         """Cancel waiting calls and pictures, refuse new ones; before ``release``. Idempotent."""
         self._is_closed = True
-        for task in (*self._calls, *self._observations):
+        for task in (*self.calls, *self.observations):
             task.cancel()
 
     def interrupt(self) -> None:
@@ -547,13 +537,3 @@ class LaneSession:
         if not self._is_released:
             self._is_released = True
             self.worker.release()
-
-
-def _new_episode_id() -> str:
-    return uuid.uuid4().hex
-
-
-def _rows(column: Column, lanes: Lanes) -> Column:
-    if isinstance(column, tuple):
-        return tuple(column[lane] for lane in lanes)
-    return column[list(lanes)]

@@ -117,9 +117,6 @@ class TicketIssuer:
         issued = self._issued.pop(ticket_id, None)
         return None if issued is None or issued.until_s < time.monotonic() else issued
 
-    def clear(self) -> None:
-        self._issued.clear()
-
 
 def parse_hello(data: bytes) -> tuple[bytes, bytes]:
     """Return the ticket id and the client's nonce in a greeting of ``HELLO_BYTES``.

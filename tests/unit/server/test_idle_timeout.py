@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
+from rlmesh_ray.server.idle_timeout import IdleTimeout
 from tests.unit.server.jumping_loop import JumpingLoop
 
 
@@ -56,8 +56,13 @@ def test_the_time_without_a_reader_does_not_count() -> None:
 def test_other_signs_of_life_count() -> None:
     async def work(loop: JumpingLoop) -> None:
         begun_s = loop.now_s
-        steps = change_detector(lambda: min(int(loop.now_s - begun_s), 95))
-        idle_timeout = IdleTimeout(10.0, steps)
+        seen = [0]
+
+        def has_stepped() -> bool:
+            seen.append(min(int(loop.now_s - begun_s), 95))
+            return seen[-1] != seen[-2]
+
+        idle_timeout = IdleTimeout(10.0, has_stepped)
 
         assert await heard(idle_timeout, after()) == 0
         # The last step came after 95 s, and was seen at most one timeout later.

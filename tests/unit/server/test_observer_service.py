@@ -159,7 +159,7 @@ def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_l
         asking = asyncio.ensure_future(endpoint.session.answer(b"step"))
         await settle()
         assert not asking.done()
-        assert not endpoint.session.is_called
+        assert not endpoint.session.calls
         endpoint.session.gate.set()
         assert await asking == b"step"
         assert await drawing == b"png"
