@@ -94,9 +94,9 @@ FAULTS = (
         "episodes-count-twice",
         "server",
         "The statistics count each ended episode of an open session twice.",
-        "rlmesh_ray/server/counters.py",
-        "            progress.num_ended,\n",
-        "            2 * progress.num_ended,\n",
+        "rlmesh_ray/transport/session_progress.py",
+        "            fields[_NUM_ENDED] += num_ended\n",
+        "            fields[_NUM_ENDED] += 2 * num_ended\n",
         "tests/loopback/test_statistics.py::"
         "test_steps_count_the_same_over_the_stream_and_past_the_endpoint[grpc]",
     ),

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -193,11 +192,7 @@ def build(source: EnvSource, validation: ValidationMode = ValidationMode.WARN) -
             options of the source.
     """
     env, kwargs = pickle.loads(source.payload)
-    if isinstance(env, str):
-        make = partial(_from_id, env, kwargs)
-    else:
-        make = (lambda: env) if _is_instance(env) else partial(_from_factory, env, kwargs)
-    first = make()
+    first = _made(env, kwargs)
     if isinstance(first, VectorEnv):
         _check_vector(first, source.num_envs)
         _check_mode(first, source.autoresets)
@@ -213,10 +208,16 @@ def build(source: EnvSource, validation: ValidationMode = ValidationMode.WARN) -
             )
         return first
     _check_single(first)
-    envs = _lanes([first, *(make() for _ in range(source.num_envs - 1))])
+    envs = _lanes([first, *(_made(env, kwargs) for _ in range(source.num_envs - 1))])
     if source.truncates_on_bad_value and len(set(map(id, envs))) == len(envs):
         envs = [TruncateOnBadValue(env, validation, lane) for lane, env in enumerate(envs)]
     return LaneVectorEnv(envs, autoresets=source.autoresets, reset_threads=source.reset_threads)
+
+
+def _made(env: Any, kwargs: dict[str, Any]) -> object:
+    if _is_instance(env):
+        return env
+    return _from_id(env, kwargs) if isinstance(env, str) else _from_factory(env, kwargs)
 
 
 def _is_instance(env: object) -> TypeGuard[EnvInstance]:

@@ -271,17 +271,17 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         due = [lane for lane, has_ended in enumerate(self._has_ended) if has_ended]
         resets = self._resets({lane: {} for lane in due}) if due and self._autoresets else {}
         for lane, action in zip(stepped, actions, strict=True):
-            if lane in resets:
-                observation, info = resets[lane]()
-                reward = 0.0
-                self._has_ended[lane] = False
-            else:
+            if lane not in resets:
                 env = self.envs[lane]
                 observation, reward, is_terminated, is_truncated, info = env.step(action)
                 if is_terminated or is_truncated:
                     terminated[lane], truncated[lane] = is_terminated, is_truncated
                     self._has_ended[lane] = True
                     self.final_infos[lane] = info
+            else:
+                observation, info = resets[lane]()
+                reward = 0.0
+                self._has_ended[lane] = False
             if info:
                 merge_info(self._add_info, infos, info, lane, self.num_envs)
             fresh.append(observation)

@@ -6,8 +6,6 @@ would decode, within the limits of ``wire.rlmesh_v1.meta``.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from rlmesh_ray.envs.commands import CallReply, Outcome, ResetReply, StepReply
 from rlmesh_ray.envs.worker_channel import encode
@@ -65,18 +63,11 @@ def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
             )
         return CallReply(tuple(results))
     budget = meta.MetaBudget(max_bytes)
-    # Each dialect has another form of warnings, which are few.
-    warnings = _warnings_in(reply.infos)
-    rest = {key: value for key, value in reply.infos.items() if key not in warnings}
-    infos = {**meta.as_decoded(rest, budget), **warnings}
+    infos = meta.as_decoded(reply.infos, budget)
+    if warnings_as_texts(reply.infos) is not reply.infos:
+        # Warnings, which are few, have another form in each dialect.
+        infos |= {key: reply.infos[key] for key in (WARNING_KEY, f"_{WARNING_KEY}")}
     if isinstance(reply, ResetReply):
         return dataclasses.replace(reply, infos=infos)
     final_infos = {lane: meta.as_decoded(own, budget) for lane, own in reply.final_infos.items()}
     return dataclasses.replace(reply, infos=infos, final_infos=final_infos)
-
-
-def _warnings_in(infos: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the entries with warnings; none where an environment has used their key itself."""
-    if warnings_as_texts(infos) is infos:
-        return {}
-    return {key: infos[key] for key in (WARNING_KEY, f"_{WARNING_KEY}")}

@@ -7,6 +7,7 @@ conformance rules are returned as a Failure (edition 2026.06, "Value Conformance
 import io
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -109,10 +110,6 @@ def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 _LOG = logging.getLogger(__name__)
 
 
-LaneVector = LaneVectorEnv | VectorEnvAdapter
-"""A vector that is driven by columns."""
-
-
 class StepObserver(Protocol):
     """Gets the resets and steps of an env worker's sessions; its methods never raise."""
 
@@ -196,7 +193,7 @@ class VectorHost:
         vector: The environment; owned.
         validation: Treatment of range violations.
         name: See ``describe``.
-        observer: Gets the resets and steps.
+        observer: Gets the resets and steps; owned.
 
     Raises:
         UnsupportedSpaceError: A contract cannot express the environment's spaces.
@@ -210,7 +207,7 @@ class VectorHost:
         observer: StepObserver | None = None,
     ) -> None:
         self._observer = observer
-        self._lanes: LaneVector = (
+        self._lanes: LaneVectorEnv | VectorEnvAdapter = (
             vector if isinstance(vector, LaneVectorEnv) else VectorEnvAdapter(vector)
         )
         self._draws = vector.render_mode == "rgb_array"
@@ -307,8 +304,10 @@ class VectorHost:
 
     def render(self, command: RenderCommand) -> RenderReply:
         """Render lanes that have been reset; see ``draw``."""
+        began_s = time.perf_counter()
         frames = self.draw(command.lanes)
-        return RenderReply(encode_png(frames) if frames else None)
+        png = encode_png(frames) if frames else None
+        return RenderReply(png, time.perf_counter() - began_s)
 
     def draw(self, lanes: Sequence[int] = ()) -> list[NDArray[np.uint8]]:
         """Return frames of ``lanes`` (empty: all) that have been reset.
@@ -319,7 +318,14 @@ class VectorHost:
         return as_frames(self._lanes.render_lanes(begun)) if self._draws and begun else []
 
     def close(self) -> None:
-        self._lanes.close()
+        observer = self._observer
+        if observer is not None:  # first: the environment may end the process, or hang
+            observer.hand_over()
+        try:
+            self._lanes.close()
+        finally:
+            if observer is not None:
+                observer.close()
 
     def _final_infos(self) -> dict[int, dict[str, Any]]:
         infos = self._lanes.final_infos

@@ -12,10 +12,8 @@ import pickle
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +75,6 @@ class EnvWorker:
 
     Args:
         host: The environment; owned.
-        observer: Gets its resets and steps; owned.
         buffers: The worker's own step buffers, unless a direct connection brings others.
         progress: Progress of the session, which the endpoint reads.
         descriptors: Socket for the descriptors of direct connections; owned.
@@ -86,13 +83,11 @@ class EnvWorker:
     def __init__(
         self,
         host: VectorHost,
-        observer: StepObserver | None,
         buffers: StepBuffers,
         progress: SessionProgress,
         descriptors: socket.socket,
     ) -> None:
         self._host = host
-        self._observer = observer
         self._num_lanes = host.contract.num_envs
         self._own_buffers = self._buffers = buffers
         host.bind_buffers(buffers)
@@ -108,7 +103,7 @@ class EnvWorker:
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: self._reset,
             StepCommand: self._step,
-            RenderCommand: self._render,
+            RenderCommand: host.render,
             CallCommand: host.call,
             OpenDirectCommand: self._open_direct,
             CloseDirectCommand: lambda _: self._close_direct(),
@@ -213,15 +208,9 @@ class EnvWorker:
             return encode_reply(failure(error))
 
     def close(self) -> None:
-        """Close environment and observer. An error of theirs must not end the other workers."""
+        """Close the environment. An error of its code must not end the other workers."""
         try:
-            if self._observer is not None:  # first: the environment may end the process, or hang
-                self._observer.hand_over()
-            try:
-                self._host.close()
-            finally:
-                if self._observer is not None:
-                    self._observer.close()
+            self._host.close()
         except BaseException:  # noqa: BLE001  # user code
             traceback.print_exc()
 
@@ -230,13 +219,6 @@ class EnvWorker:
         reply = self._host.reset(command)
         if isinstance(reply, ResetReply):
             self._progress.count_reset(command.lanes)
-        return reply
-
-    def _render(self, command: RenderCommand) -> Outcome:
-        began_s = time.perf_counter()
-        reply = self._host.render(command)
-        if isinstance(reply, RenderReply):
-            return RenderReply(reply.png, time.perf_counter() - began_s)
         return reply
 
     def _step(self, command: StepCommand) -> Outcome:
@@ -303,12 +285,8 @@ class EnvWorker:
         return CloseDirectReply()
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
-        for new, old in zip(buffers.observations, self._buffers.observations, strict=True):
-            if not isinstance(new, tuple):
-                new[...] = old
-        own, former = buffers.results, self._buffers.results
-        own.rewards[:], own.terminated[:] = former.rewards, former.terminated
-        own.truncated[:] = former.truncated
+        # Lanes that a step leaves out keep their observations and results.
+        buffers.sent_parts[1][:] = self._buffers.sent_parts[1]
         self._buffers = buffers
         self._host.bind_buffers(buffers)
 
@@ -352,7 +330,6 @@ def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
     buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
     worker = EnvWorker(
         host,
-        observer,
         StepBuffers(buffers, host.contract),
         SessionProgress.mapped(memory, host.contract.num_envs),
         socket.socket(fileno=descriptor_socket),
@@ -516,16 +493,13 @@ def _opened(
         return tcp, None
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Ignore Ctrl-C: the parent handles it and stops this process."""
-
-
 def main() -> None:
     socket_descriptor, _, fault_log_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
-    # A handler rather than SIG_IGN, which processes of the environment would inherit.
-    signal.signal(signal.SIGINT, _ignore)
+    # Ctrl-C is the parent's, which stops this process. A handler rather than SIG_IGN, which
+    # processes of the environment would inherit.
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     os.set_inheritable(fault_log_descriptor, False)
     faulthandler.enable(fault_log_descriptor)
     use_batch_scheduling()

@@ -83,21 +83,11 @@ class LaneCounters:
         self.progress: SessionProgress | None = None
         """Of its worker, with the statistics of the workers before; None: it had no request yet."""
 
-    @property
-    def num_steps(self) -> int:
-        return self.read().num_steps
-
     def read(self) -> LaneTotals:
         progress = self.progress
         if progress is None:
             return LaneTotals(resets=self.resets)
-        return LaneTotals(
-            progress.steps.read(),
-            progress.num_lane_steps,
-            progress.num_ended,
-            progress.num_deviations,
-            self.resets,
-        )
+        return LaneTotals(progress.steps.read(), *progress.lane_totals, self.resets)
 
 
 class EnvCounters:

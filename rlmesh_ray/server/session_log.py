@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.counters import SessionCounters
@@ -22,32 +23,26 @@ _NUMBER = re.compile(r"\d+")
 _PLACE = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True)
 class SessionLog:
-    """Logs the begin and the end of one session.
+    """Logs the begin and the end of one session."""
 
-    Args:
-        counts: Counters of the endpoint.
-        peer: gRPC's name of the client.
-        dialect: Name of the client's dialect.
-        done: Returns counters of the session for the log, by name.
-    """
+    counts: SessionCounters
+    """Counters of the endpoint."""
+    peer: str
+    """gRPC's name of the client."""
+    dialect: str
+    """Name of the client's dialect."""
+    done: Callable[[], Mapping[str, int]]
+    """Returns counters of the session for the log, by name."""
+    begun_s: float = field(default_factory=time.monotonic)
 
-    def __init__(
-        self,
-        counts: SessionCounters,
-        peer: str,
-        dialect: str,
-        done: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._counts = counts
-        self._peer = peer
-        self._done = done
-        self._begun_s = time.monotonic()
+    def __post_init__(self) -> None:
         _LOG.info(
             "client %s opened a session (%s)",
-            peer,
-            dialect,
-            extra=facts("session_begins", peer=peer, language=dialect),
+            self.peer,
+            self.dialect,
+            extra=facts("session_begins", peer=self.peer, language=self.dialect),
         )
 
     def end(
@@ -71,12 +66,12 @@ class SessionLog:
         else:
             cause = "the client was silent" if is_idle else "the client left without Close"
         if is_lost:
-            self._counts.lost += 1
-        done, lasted_s = self._done(), time.monotonic() - self._begun_s
+            self.counts.lost += 1
+        done, lasted_s = self.done(), time.monotonic() - self.begun_s
         _LOG.log(
             logging.WARNING if is_lost else logging.INFO,
             "the session of client %s ended after %.3g s and %s: %s",
-            self._peer,
+            self.peer,
             lasted_s,
             " and ".join(f"{count} {name}" for name, count in done.items()),
             cause,
@@ -110,7 +105,7 @@ class FailureLog:
         fields = facts(
             "environment_failed", kind=failure.kind.name.lower(), error=failure.message, count=count
         )
-        if count > 1 and not _is_power_of_ten(count):
+        if str(count).strip("0") != "1":  # not a power of ten
             return
         text = f"{_PREFIXES.get(failure.kind, '')}{failure.message}{detail}"
         if count > 1:
@@ -118,7 +113,3 @@ class FailureLog:
         elif failure.debug_info:
             text += f"\n{failure.debug_info.rstrip()}"
         _LOG.error("%s", text, extra=fields)
-
-
-def _is_power_of_ten(number: int) -> bool:
-    return str(number).strip("0") == "1"

@@ -592,8 +592,9 @@ class SessionWorker:
         lanes = f"lanes 0 to {num_lanes - 1}, which step together" if num_lanes > 1 else "lane 0"
         self._report(
             failure,
-            f", in {lanes}, after {self.counts.num_steps} vector steps of the session (a client of "
-            f"rlmesh-ray with a limit of {timeout_ms / 900:.3g} s leaves the endpoint that long)",
+            f", in {lanes}, after {self.counts.read().num_steps} vector steps of the session "
+            f"(a client of rlmesh-ray with a limit of {timeout_ms / 900:.3g} s leaves the endpoint "
+            "that long)",
         )
         return failure
 

@@ -86,17 +86,10 @@ class SessionProgress:
         return self._fields[_BEGUN] != self._fields[_DONE]
 
     @property
-    def num_lane_steps(self) -> int:
-        return self._fields[_LANE_STEPS]
-
-    @property
-    def num_ended(self) -> int:
-        return self._fields[_NUM_ENDED]
-
-    @property
-    def num_deviations(self) -> int:
-        """Number of values that were out of range, or truncated an episode."""
-        return self._fields[_NUM_DEVIATIONS]
+    def lane_totals(self) -> tuple[int, int, int]:
+        """Stepped lanes, ended episodes, and values that were out of range or truncated one."""
+        fields = self._fields
+        return fields[_LANE_STEPS], fields[_NUM_ENDED], fields[_NUM_DEVIATIONS]
 
     @property
     def timeout_ms(self) -> int:

@@ -5,6 +5,7 @@ columns, observation columns, rewards and flags, one after the other. The reques
 actions before it sends a request, the worker everything else before it replies.
 """
 
+import math
 import mmap
 import os
 import tempfile
@@ -51,7 +52,7 @@ class StepBuffers:
         self.sent_parts = memoryview(memory)[:requested], memoryview(memory)[requested:]
         """The memory of the actions, and of the rest; sent over TCP, where no memory is shared."""
         views = (
-            np.frombuffer(memory, dtype, count=_count(shape), offset=offset).reshape(shape)
+            np.frombuffer(memory, dtype, count=math.prod(shape), offset=offset).reshape(shape)
             for offset, shape, dtype in _layout(contract)
         )
         self.actions: list[Column] = _columns(contract.action_space, contract.num_envs, views)
@@ -73,7 +74,7 @@ def size_bytes(contract: EnvContract) -> int:
     """Return the size of the memory that ``StepBuffers`` of ``contract`` need."""
     end = 0
     for offset, shape, dtype in _layout(contract):
-        end = offset + _count(shape) * dtype.itemsize
+        end = offset + math.prod(shape) * dtype.itemsize
     return end
 
 
@@ -93,7 +94,7 @@ def _layout(contract: EnvContract) -> Iterator[tuple[int, tuple[int, ...], np.dt
     offset = 0
     for shape, dtype in _arrays(contract):
         yield offset, shape, dtype
-        size = _count(shape) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         offset += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
@@ -109,10 +110,6 @@ def _arrays(contract: EnvContract) -> Iterator[tuple[tuple[int, ...], np.dtype[A
 
 def _columns(space: SpaceSpec, num_lanes: int, views: Iterator[NDArray[Any]]) -> list[Column]:
     return [("",) * num_lanes if leaf.dtype is None else next(views) for leaf in leaves(space)]
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def can_seal() -> bool:

@@ -14,7 +14,6 @@ from PIL import Image
 
 from rlmesh_ray.envs.commands import (
     RenderCommand,
-    RenderReply,
     ResetCommand,
     ResetReply,
     StepCommand,
@@ -664,7 +663,7 @@ def test_rendering_tiles_the_lanes(width: int, size: tuple[int, int]) -> None:
 def test_there_is_no_frame_before_the_first_reset() -> None:
     host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"), 1))
 
-    assert host.render(RenderCommand()) == RenderReply(None)
+    assert host.render(RenderCommand()).png is None
 
 
 @pytest.mark.parametrize("mode", [None, "human", "ansi"])
@@ -672,7 +671,7 @@ def test_there_is_no_frame_in_other_render_modes(mode: str | None) -> None:
     host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode=mode), 1))
     host.reset(ResetCommand())
 
-    assert host.render(RenderCommand()) == RenderReply(None)
+    assert host.render(RenderCommand()).png is None
 
 
 def test_the_contract_describes_the_environment() -> None:

@@ -54,7 +54,7 @@ def test_a_second_worker_adds_to_the_first() -> None:
         lanes.progress = progress
         progress.count_vector_step(1_000, NUM_LANES, 1)
 
-    assert counts.statistics().steps == lanes.num_steps == 2
+    assert counts.statistics().steps == lanes.read().num_steps == 2
     assert counts.statistics().episodes == 2
 
 

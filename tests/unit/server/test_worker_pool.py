@@ -140,7 +140,8 @@ def test_two_sessions_that_end_together_start_one_spare(threads: Threads) -> Non
         assert threads.names == ["_start", "end"]
         await threads.run("_start", "end")
         assert [first.host.is_killed, second.host.is_killed] == [False, True]
-        assert (await pool.take()).host is first.host
+        spare: Any = await pool.take()
+        assert spare.host is first.host
 
     asyncio.run(run())
 
@@ -176,7 +177,8 @@ def test_a_spare_does_not_start_behind_an_environment_that_does_not_close(
         await threads.run("close", "end", "_start")
 
         assert worker.host.is_killed
-        assert (await pool.take()).host is not worker.host
+        spare: Any = await pool.take()
+        assert spare.host is not worker.host
 
     asyncio.run(run())
 
