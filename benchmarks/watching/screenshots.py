@@ -21,11 +21,12 @@ SIZES = {"desk": (1280, 1080), "phone": (390, 844)}
 
 def main(target: Path) -> None:
     """Write ``watch_desk_light.png`` and so on."""
+    from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
+
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.live import LiveView
     from rlmesh_ray.watch.page import page
     from rlmesh_ray.watch.runs import RunFolder
-    from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "runs"

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
+from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
 from benchmarks.watching.browsing import browser, lacking, served
 from benchmarks.watching.cart_pole import DrawnCartPole
@@ -20,7 +21,6 @@ from rlmesh_ray.server.endpoint_status import EndpointStatus
 from rlmesh_ray.watch.live import LiveView
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
-from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
 pytestmark = [
     pytest.mark.slow,

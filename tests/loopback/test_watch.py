@@ -26,6 +26,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from PIL import Image
+from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.auth.token_file import endpoint_token
@@ -40,7 +41,6 @@ from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.watch.live import LiveView
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
-from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 from tests.loopback.eventually import eventually
 from tests.loopback.test_observers import Drawn, begun
 from tests.loopback.test_registration import SECRET, Book

@@ -92,7 +92,10 @@ class WorldRunner:
         # The kill of a worker that was abandoned, in progress.
         self._ending: asyncio.Future[None] | None = None
         self._log = SessionLog(
-            pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": worker.counts.read().num_steps}
+            pool.counts.sessions,
+            "a client",
+            DM_ENV_RPC,
+            lambda: {"steps": worker.counts.read().num_steps},
         )
         self._contract = contract
         self._slots = slots
