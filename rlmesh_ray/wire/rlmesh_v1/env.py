@@ -91,13 +91,9 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
             message.close.SetInParent()
             message.close.final_episodes.extend(_episodes(episodes, tag_arrays))
         case EnvFailed():
-            body = message.error
-            body.code = response.code.value  # type: ignore[assignment]  # enums are ints
-            body.message = as_utf8(response.message)
-            body.is_recoverable = response.is_recoverable
-            body.debug_info = as_utf8(response.debug_info)
-            records = _episodes(response.interrupted_episodes, tag_arrays)
-            body.interrupted_episodes.extend(records)
+            fill_error(
+                message.error, response, _episodes(response.interrupted_episodes, tag_arrays)
+            )
     return message.SerializeToString()
 
 
@@ -142,26 +138,42 @@ def infos_budget(response: ResetDone | StepDone) -> MetaBudget:
     return MetaBudget(2 * len(response.observation) + MAX_BYTES)
 
 
+def fill_error(body: Any, response: EnvFailed, episodes: Iterable[Any]) -> None:
+    """Write an error into a message, of this wire or of one with the same fields."""
+    body.code = response.code.value
+    body.message = as_utf8(response.message)
+    body.is_recoverable = response.is_recoverable
+    body.debug_info = as_utf8(response.debug_info)
+    body.interrupted_episodes.extend(episodes)
+
+
 def _episodes(
     records: Iterable[EpisodeRecord], tag_arrays: bool, budget: MetaBudget | None = None
 ) -> list[pb.EpisodeMetadata]:
     budget = budget or MetaBudget()
     return [
         pb.EpisodeMetadata(
-            episode_id=record.episode_id,
-            seed=record.seed,
-            env_index=record.env_index,
-            step_count=record.step_count,
-            cumulative_reward=record.cumulative_reward,
-            terminated=record.terminated,
-            truncated=record.truncated,
-            start_timestamp_ns=record.start_timestamp_ns,
-            end_timestamp_ns=record.end_timestamp_ns,
+            **record_fields(record, tag_arrays, budget),
             duration_ms=(record.end_timestamp_ns - record.start_timestamp_ns) // 1_000_000,
-            final_info=encode_meta(record.final_info, tag_arrays=tag_arrays, budget=budget),
         )
         for record in records
     ]
+
+
+def record_fields(record: EpisodeRecord, tag_arrays: bool, budget: MetaBudget) -> dict[str, Any]:
+    """Return the fields of a record's message, of this wire or of one with the same names."""
+    return {
+        "episode_id": record.episode_id,
+        "seed": record.seed,
+        "env_index": record.env_index,
+        "step_count": record.step_count,
+        "cumulative_reward": record.cumulative_reward,
+        "terminated": record.terminated,
+        "truncated": record.truncated,
+        "start_timestamp_ns": record.start_timestamp_ns,
+        "end_timestamp_ns": record.end_timestamp_ns,
+        "final_info": encode_meta(record.final_info, tag_arrays=tag_arrays, budget=budget),
+    }
 
 
 # --- the client's side of Join ---------------------------------------------------------

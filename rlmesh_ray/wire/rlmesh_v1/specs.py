@@ -5,7 +5,7 @@ and its values fit into bounded memory.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
 import numpy as np
@@ -36,7 +36,7 @@ _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
     message = pb.SpaceSpec()
-    _fill(message, spec)
+    fill_spec(message, spec, _fill_leaf)
     return message
 
 
@@ -46,7 +46,7 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
     Raises:
         CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
     """
-    return _SpecReader().spec(message, ())
+    return SpecReader().spec(message, ())
 
 
 def spec_to_json(spec: SpaceSpec) -> str:
@@ -67,19 +67,20 @@ def spec_from_json(text: str) -> SpaceSpec:
     return spec_from_proto(message)
 
 
-def _fill(message: pb.SpaceSpec, spec: SpaceSpec) -> None:
+def fill_spec(message: Any, spec: SpaceSpec, fill_leaf: Callable[[Any, LeafSpec], None]) -> None:
+    """Describe ``spec`` in a ``SpaceSpec``, of this wire or of one with the same nodes."""
     match spec:
         case DictSpec(items):
             message.dict.SetInParent()
             for key, part in items:
                 message.dict.keys.append(key)
-                _fill(message.dict.spaces.add(), part)
+                fill_spec(message.dict.spaces.add(), part, fill_leaf)
         case TupleSpec(parts):
             message.tuple.SetInParent()
             for part in parts:
-                _fill(message.tuple.spaces.add(), part)
+                fill_spec(message.tuple.spaces.add(), part, fill_leaf)
         case _:
-            _fill_leaf(message, spec)
+            fill_leaf(message, spec)
 
 
 def _fill_leaf(message: pb.SpaceSpec, spec: LeafSpec) -> None:
@@ -140,13 +141,16 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
         message.shaped.data.add().data.extend(row.tolist())
 
 
-class _SpecReader:
-    """Decodes one spec and counts the size of its values."""
+class SpecReader:
+    """Decodes one spec and counts the size of its values.
+
+    A subclass decodes the leaves of a wire with the same nodes.
+    """
 
     def __init__(self) -> None:
         self._budget = validation.LaneBudget()
 
-    def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
+    def spec(self, message: Any, path: tuple[str, ...]) -> SpaceSpec:
         self._budget.enter(path)
         kind = message.WhichOneof("spec")
         if kind == "dict":
@@ -159,11 +163,11 @@ class _SpecReader:
                 )
             )
         try:
-            return self._leaf(kind, message)
+            return self.leaf(kind, message)
         except CodecError as error:
             raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
 
-    def _leaf(self, kind: str | None, message: pb.SpaceSpec) -> LeafSpec:
+    def leaf(self, kind: str | None, message: Any) -> LeafSpec:
         match kind:
             case "box":
                 return self._box(message)

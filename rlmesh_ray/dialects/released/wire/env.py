@@ -42,13 +42,15 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
-from rlmesh_ray.wire.protobuf import as_utf8, field, read_request, read_response, varint
+from rlmesh_ray.wire.protobuf import field, read_request, read_response, varint
 from rlmesh_ray.wire.rlmesh_v1.env import (
     as_flags,
     closed_from_proto,
     failed_from_proto,
+    fill_error,
     infos_budget,
     options_to_proto,
+    record_fields,
     records_from_proto,
     require_size,
 )
@@ -170,32 +172,11 @@ def _request_message(request: EnvRequest, tag_arrays: bool, max_bytes: int) -> p
     return message
 
 
-def records_to_proto(
-    records: Iterable[EpisodeRecord], *, tag_arrays: bool, budget: MetaBudget | None = None
+def _episodes(
+    records: Iterable[EpisodeRecord], tag_arrays: bool, budget: MetaBudget | None = None
 ) -> list[pb.EpisodeMetadata]:
-    """Return the messages of ``records``.
-
-    Args:
-        records: To encode.
-        tag_arrays: Whether the peer decodes arrays in infos.
-        budget: Shared with the other infos of the frame; default: a new one for these.
-    """
     budget = budget or MetaBudget()
-    return [
-        pb.EpisodeMetadata(
-            episode_id=record.episode_id,
-            seed=record.seed,
-            env_index=record.env_index,
-            step_count=record.step_count,
-            cumulative_reward=record.cumulative_reward,
-            terminated=record.terminated,
-            truncated=record.truncated,
-            start_timestamp_ns=record.start_timestamp_ns,
-            end_timestamp_ns=record.end_timestamp_ns,
-            final_info=encode_meta(record.final_info, tag_arrays=tag_arrays, budget=budget),
-        )
-        for record in records
-    ]
+    return [pb.EpisodeMetadata(**record_fields(each, tag_arrays, budget)) for each in records]
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool = False) -> bytes:
@@ -227,9 +208,11 @@ def _response_message(
                 message.render.format = pb.RENDER_FORMAT_PNG
         case Closed(final_episodes=episodes):
             message.close.SetInParent()
-            message.close.final_episodes.extend(records_to_proto(episodes, tag_arrays=tag_arrays))
+            message.close.final_episodes.extend(_episodes(episodes, tag_arrays))
         case EnvFailed():
-            _fill_error(message.error, response, tag_arrays)
+            fill_error(
+                message.error, response, _episodes(response.interrupted_episodes, tag_arrays)
+            )
     return message
 
 
@@ -279,20 +262,8 @@ def _step_rest(response: StepDone, tag_arrays: bool) -> bytes:
         budget = infos_budget(response)
         if response.infos:
             body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
-        body.completed_episodes.extend(
-            records_to_proto(response.completed_episodes, tag_arrays=tag_arrays, budget=budget)
-        )
+        body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays, budget))
     return body.SerializeToString()
-
-
-def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
-    body.code = response.code.value  # type: ignore[assignment]  # enums are ints
-    body.message = as_utf8(response.message)
-    body.is_recoverable = response.is_recoverable
-    body.debug_info = as_utf8(response.debug_info)
-    body.interrupted_episodes.extend(
-        records_to_proto(response.interrupted_episodes, tag_arrays=tag_arrays)
-    )
 
 
 def parse_response(data: bytes) -> EnvResponse:

@@ -15,19 +15,18 @@ from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_COUNTS,
     BoxSpec,
-    DictSpec,
     DiscreteSpec,
     LeafSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
-    TupleSpec,
 )
 from rlmesh_ray.wire import validation
 from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import env_contract_pb2 as contract_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.specs import SpecReader, fill_spec
 from rlmesh_ray.wire.validation import named_space, require_width
 
 _NUMBERS = {name: pb.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
@@ -36,17 +35,7 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
     message = pb.SpaceSpec()
-    match spec:
-        case DictSpec(items):
-            message.dict.SetInParent()
-            for key, part in items:
-                message.dict.keys.append(key)
-                message.dict.spaces.add().CopyFrom(spec_to_proto(part))
-        case TupleSpec(parts):
-            message.tuple.SetInParent()
-            message.tuple.spaces.extend(map(spec_to_proto, parts))
-        case _:
-            _fill_leaf(message, spec)
+    fill_spec(message, spec, _fill_leaf)
     return message
 
 
@@ -100,27 +89,8 @@ def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
         message.elementwise.low, message.elementwise.high = low.tobytes(), high.tobytes()
 
 
-class _SpecReader:
-    """Reads one description and keeps count of the memory that its values take."""
-
-    def __init__(self) -> None:
-        self._budget = validation.LaneBudget()
-
-    def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
-        self._budget.enter(path)
-        kind = message.WhichOneof("spec")
-        if kind == "dict":
-            parts = validation.named_parts(message.dict.keys, message.dict.spaces)
-            return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in parts))
-        if kind == "tuple":
-            positions = enumerate(message.tuple.spaces)
-            return TupleSpec(tuple(self.spec(part, (*path, str(i))) for i, part in positions))
-        try:
-            return self._leaf(kind, message)
-        except CodecError as error:
-            raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
-
-    def _leaf(self, kind: str | None, message: pb.SpaceSpec) -> LeafSpec:
+class _SpecReader(SpecReader):
+    def leaf(self, kind: str | None, message: Any) -> LeafSpec:
         shape = tuple(message.shape)
         match kind:
             case "box":
