@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import Field, dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -204,6 +204,9 @@ class EditionModelClientDialect:
         session_id: Named in every context.
     """
 
+    frames: ClassVar[Any] = wire
+    """The wire module, which a dialect with the same messages replaces."""
+
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
 
@@ -212,7 +215,7 @@ class EditionModelClientDialect:
     ) -> EncodedRequest:
         request_id = next(ids)
         request = ConfigureRoute(request_id, self._context(route_id, request_id), contract, horizon)
-        return EncodedRequest(request_id, wire.pack_request(request))
+        return EncodedRequest(request_id, self.frames.pack_request(request))
 
     def predict(
         self,
@@ -224,7 +227,9 @@ class EditionModelClientDialect:
         request_id = next(ids)
         context = self._context(route_id, request_id, rows)
         return [
-            EncodedRequest(request_id, wire.pack_request(Predict(request_id, context, observation)))
+            EncodedRequest(
+                request_id, self.frames.pack_request(Predict(request_id, context, observation))
+            )
         ]
 
     def predict_chunk(
@@ -237,11 +242,11 @@ class EditionModelClientDialect:
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         request_id = next(ids)
         request = CloseRoute(request_id, self._context(route_id, request_id))
-        return EncodedRequest(request_id, wire.pack_request(request))
+        return EncodedRequest(request_id, self.frames.pack_request(request))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
         request_id = next(ids)
-        return EncodedRequest(request_id, wire.pack_request(CloseModel(request_id)))
+        return EncodedRequest(request_id, self.frames.pack_request(CloseModel(request_id)))
 
     def read(self, frame: bytes) -> ModelReply:
         response = wire.parse_response(frame)

@@ -7,6 +7,7 @@ from uuid import uuid4
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.model_dialect import (
+    EditionModelClientDialect,
     EncodedRequest,
     ModelReply,
     RouteBatch,
@@ -26,17 +27,13 @@ from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model import NO_LANE
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import (
-    CloseModel,
-    CloseRoute,
-    ConfigureRoute,
     ModelFailed,
     Predict,
-    PredictContext,
     Predicted,
     PredictSlot,
     RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes, SessionRequest
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.batch import Column, split
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -69,24 +66,18 @@ class RowEpisodes:
         return tuple(named), tuple(replaced)
 
 
-class ReleasedModelClientDialect:
+class ReleasedModelClientDialect(EditionModelClientDialect):
     """The dialect of one session: a route is an adapter, whose id is that of its environment.
 
     Args:
         session_id: The id in every context.
     """
 
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
-        self._episodes: dict[str, RowEpisodes] = {}
+    frames = wire
 
-    def configure(
-        self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
-    ) -> EncodedRequest:
-        self._episodes.setdefault(route_id, RowEpisodes())
-        request_id = next(ids)
-        context = self._context(route_id, request_id)
-        return _asked(ConfigureRoute(request_id, context, contract, horizon))
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self._episodes: dict[str, RowEpisodes] = {}
 
     def predict(
         self,
@@ -101,9 +92,7 @@ class ReleasedModelClientDialect:
         the report must be answered before the prediction is sent.
         """
         slots, asked = self._begin(ids, route_id, rows)
-        request_id = next(ids)
-        context = self._context(route_id, request_id, slots)
-        return [*asked, _asked(Predict(request_id, context, observation))]
+        return asked + super().predict(ids, route_id, slots, observation)
 
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
@@ -116,10 +105,11 @@ class ReleasedModelClientDialect:
         request_id = next(ids)
         groups = []
         for row, own in enumerate(split(batch.columns, [1] * len(slots))):
-            context = self._context(route_id, f"{request_id}.{row}", (slots[row],))
+            context = self._context(route_id, f"{request_id}.{row}", slots[row : row + 1])
             observation = self.encode(batch.contract, own, 1)
             groups.append(Predict(context.request_id, context, observation))
-        return [*asked, _asked(GroupedPredict(request_id, tuple(groups)))]
+        frame = wire.pack_request(GroupedPredict(request_id, tuple(groups)))
+        return [*asked, EncodedRequest(request_id, frame)]
 
     def _begin(
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot]
@@ -129,15 +119,12 @@ class ReleasedModelClientDialect:
             return slots, []
         request_id = next(ids)
         context = self._context(route_id, request_id)
-        return slots, [_asked(ForgetEpisodes(request_id, context, replaced))]
+        frame = wire.pack_request(ForgetEpisodes(request_id, context, replaced))
+        return slots, [EncodedRequest(request_id, frame)]
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         self._episodes.pop(route_id, None)
-        request_id = next(ids)
-        return _asked(CloseRoute(request_id, self._context(route_id, request_id)))
-
-    def close(self, ids: Iterator[str]) -> EncodedRequest:
-        return _asked(CloseModel(next(ids)))
+        return super().release(ids, route_id)
 
     def read(self, frame: bytes) -> ModelReply:
         response = wire.parse_response(frame)
@@ -170,15 +157,6 @@ class ReleasedModelClientDialect:
             )
         steps = [action for step in zip(*reply.chunks, strict=True) for action in step]
         return values.codec(contract.action_space).join(steps, [1] * len(steps))
-
-    def _context(
-        self, route_id: str, request_id: str, slots: tuple[PredictSlot, ...] = ()
-    ) -> PredictContext:
-        return PredictContext(self._session_id, route_id, request_id, slots)
-
-
-def _asked(request: SessionRequest | GroupedPredict) -> EncodedRequest:
-    return EncodedRequest(request.request_id, wire.pack_request(request))
 
 
 def _of_groups(response: GroupedPredicted) -> ModelReply:
