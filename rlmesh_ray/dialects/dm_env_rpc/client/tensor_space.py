@@ -41,6 +41,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
 )
+from rlmesh_ray.wire.validation import extremes
 
 BATCH_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 """Observations of a batched agent besides those of the environment."""
@@ -202,10 +203,7 @@ class SpaceReader:
 
     def _box(self, spec: TensorSpec) -> BoxSpec:
         dtype = spec.dtype.numpy
-        least: float = -np.inf
-        most: float = np.inf
-        if dtype.kind != "f":
-            least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        least, most = extremes(dtype)
         low = np.asarray(least if spec.low is None else spec.low, dtype)
         high = np.asarray(most if spec.high is None else spec.high, dtype)
         if not (low <= high).all():
