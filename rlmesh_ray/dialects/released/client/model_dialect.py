@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from rlmesh_ray import __version__
@@ -73,7 +74,7 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
         session_id: The id in every context.
     """
 
-    frames = wire
+    frames: ClassVar[Any] = wire
 
     def __init__(self, session_id: str) -> None:
         super().__init__(session_id)
