@@ -257,15 +257,14 @@ def _nested(whole: object, path: list[str], value: object) -> object:
 def _model_config(
     config: AlgorithmConfig, name: str, path: list[str], value: object
 ) -> DefaultModelConfig:
-    fields = {field.name: field.type for field in dataclasses.fields(DefaultModelConfig)}
     given = {".".join(path): value} if path else value
     if not isinstance(given, Mapping):
         raise _mistyped(name, value, "a dict")
     hints = typing.get_type_hints(DefaultModelConfig)
     for key, entry in given.items():
-        if key not in fields:
-            raise _unknown(f"{_MODEL_CONFIG}.{key}", str(key), list(fields))
-        _typed(f"{_MODEL_CONFIG}.{key}", entry, hints.get(key), None)
+        if key not in hints:
+            raise _unknown(f"{_MODEL_CONFIG}.{key}", str(key), list(hints))
+        _typed(f"{_MODEL_CONFIG}.{key}", entry, hints[key], None)
     former = model_config_of(config)
     is_default = isinstance(former, DefaultModelConfig)
     kept = dataclasses.asdict(former) if is_default else dict(former or {})

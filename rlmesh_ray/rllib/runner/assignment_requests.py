@@ -187,10 +187,6 @@ class SessionAssignments:
         assignment = self._assignments.get(number)
         return (assignment.endpoint_id or assignment.address) if assignment else ""
 
-    def address_of(self, number: int) -> str:
-        assignment = self._assignments.get(number)
-        return assignment.address if assignment else ""
-
     def release(self) -> None:
         """Release all assignments. Neither waits nor raises."""
         with self._lock:

@@ -139,7 +139,7 @@ def note_reopened(runner: "SlotRunner", slot: Slot) -> None:
     if not slot.retry.num_failures:
         return
     assignments = runner.sampling.assignments
-    addresses = {assignments.address_of(each) for each in slot.sessions}
+    addresses = {assignments.get(each).address for each in slot.sessions}
     _LOG.warning(
         "worker %s, %s: a new session is open at %s, and sampling goes on",
         runner.worker_index,
