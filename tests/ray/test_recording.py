@@ -22,7 +22,6 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib import (
     RLMeshEnvRunner,
-    RLMeshMultiAgentEnvRunner,
     RLMeshRLlinkEnvRunner,
     configure,
     configure_rllink,
@@ -219,16 +218,15 @@ def test_output_that_cannot_be_honoured_is_refused_by_configure(cart_poles: EnvS
         )
 
 
-def test_several_agents_are_not_recorded_whenever_it_is_asked_for() -> None:
-    config = PPOConfig().env_runners(num_env_runners=0)
+def test_several_agents_are_not_recorded() -> None:
+    config = PPOConfig().env_runners(num_env_runners=0).offline_data(output="/data")
     config.multi_agent(policies={"p"}, policy_mapping_fn=lambda *_args, **_kwargs: "p")
-    with EnvServer(Climb) as server:
-        with pytest.raises(ConfigurationError, match="one agent, as in RLlib"):
-            configure(config.copy().offline_data(output="/data"), server.address)
-        config = configure(config, server.address).offline_data(output="/data")
 
-        with pytest.raises(ConfigurationError, match="one agent, as in RLlib"):
-            RLMeshMultiAgentEnvRunner(config=config, worker_index=0, num_workers=0)
+    with (
+        EnvServer(Climb) as server,
+        pytest.raises(ConfigurationError, match="one agent, as in RLlib"),
+    ):
+        configure(config, server.address)
 
 
 def count_returned(*, samples: Any, metrics_logger: Any, **_kwargs: Any) -> None:

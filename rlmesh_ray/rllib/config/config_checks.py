@@ -43,7 +43,6 @@ from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
 from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
-from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
@@ -250,7 +249,10 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
     if not config.output or is_tune_param(config, "output"):
         return
     if is_multi_agent:
-        raise ConfigurationError(NO_SEVERAL_AGENTS)
+        raise ConfigurationError(
+            "offline_data(output=...) records episodes of one agent, as in RLlib, and this "
+            "environment has several; leave output out"
+        )
     if not isinstance(config.output, (str, Path)) or str(config.output) == "logdir":
         raise ConfigurationError(
             f"offline_data(output={config.output!r}) is of RLlib's old API stack; give a "

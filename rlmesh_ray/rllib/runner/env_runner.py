@@ -30,7 +30,7 @@ from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assi
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.fast_path import FastPath, ineligibility
 from rlmesh_ray.rllib.runner.runner_env import MultiAgentRunnerEnv, RunnerEnv, announce_environment
-from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS, RecordingEnvRunner
+from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
 from rlmesh_ray.rllib.runner.sampling_path import (
     MultiAgentPath,
     PerItemPath,
@@ -464,16 +464,6 @@ class RLMeshMultiAgentEnvRunner(SlotRunner, MultiAgentEnvRunner):
     group_class = MultiAgentSessionGroup
     env_class = MultiAgentRunnerEnv
     path_class = MultiAgentPath
-
-    def make_env(self) -> None:
-        """Open this runner's sessions; see ``SlotRunner``.
-
-        Raises:
-            ConfigurationError: Also where the config sets ``offline_data(output=...)``.
-        """
-        if self.config.output:  # set after ``configure``, which refuses it, too
-            raise ConfigurationError(NO_SEVERAL_AGENTS)
-        super().make_env()
 
     def count_step(self, observations: Any, episode: MultiAgentEpisode) -> None:
         """Count a step of a lane, in RLlib's metrics.

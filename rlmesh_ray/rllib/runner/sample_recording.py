@@ -11,11 +11,6 @@ from ray.rllib.utils import force_list
 
 _LOG = logging.getLogger(__name__)
 
-NO_SEVERAL_AGENTS = (
-    "offline_data(output=...) records episodes of one agent, as in RLlib, and this environment has "
-    "several; leave output out"
-)
-
 
 class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
     """An EnvRunner that records its samples to ``config.output``, if that is set.
