@@ -796,7 +796,7 @@ FAULTS = (
         "models",
         "The new states of a recurrent module are dropped after each batch.",
         "rlmesh_ray/models/torch/policy.py",
-        "            self._keep(index, states, is_refused[part.rows])",
+        "            self._table.keep(index, states, is_refused[part.rows])",
         "            pass",
         "tests/loopback/test_released_model_server.py::"
         "test_a_recurrent_module_goes_on_where_each_episode_was",

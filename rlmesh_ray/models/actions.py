@@ -198,24 +198,6 @@ class ActionLayout:
             ) from error
         return [_output(*pair, part, self._steps) for pair in zip(self._leaves, parts, strict=True)]
 
-    def check(self, result: Any, part: PaddedBatch) -> None:
-        """Check that a module's output in a trial run can be actions.
-
-        The module may not have been made for zeros: infinite, undefined and negative numbers are
-        accepted. Fractions prove that it does not choose whole numbers.
-
-        Args:
-            result: The module's output.
-            part: The rows of its input.
-
-        Raises:
-            PolicyError: The output cannot be actions of the action space.
-        """
-        for leaf, column, num_choices in self.outputs(result, part):
-            obstacle = "" if num_choices else _obstacle(leaf, column)
-            if obstacle:
-                raise _impossible(leaf, column, obstacle)
-
     def actions(self, result: Any, part: PaddedBatch) -> list[NDArray[Any]]:
         """Return the actions ``(part.num_rows, *leaf.shape)``, an array for each leaf, unpadded.
 
@@ -287,19 +269,6 @@ def _actions(output: ActionOutput) -> NDArray[Any]:
         choices[is_nan] = num_choices
     start = leaf.spec.start if isinstance(leaf.spec, DiscreteSpec) else 0
     return choices + start if start else choices
-
-
-def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
-    """Return why numbers of such a column cannot be in the leaf's space; empty: they may be."""
-    assert leaf.dtype is not None, "text is refused before anything runs"
-    kind = column.dtype.kind
-    if kind not in "biuf":
-        return f"{column.dtype} cannot become {leaf.dtype}"
-    if kind == "f" and leaf.dtype.kind != "f":
-        fractions = column[np.isfinite(column) & (column != np.trunc(column))]
-        if fractions.size:
-            return f"{fractions[0]} is not a whole number"
-    return ""
 
 
 def _impossible(leaf: Leaf, value: Any, why: str) -> PolicyError:

@@ -187,12 +187,6 @@ class UpdatablePolicy(Protocol):
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotState(Generic[S]):
-    episode_id: str
-    state: S
-
-
 class EpisodeStates(Generic[S]):
     """One state for the running episode of every lane.
 
@@ -206,7 +200,8 @@ class EpisodeStates(Generic[S]):
     ) -> None:
         self._fresh = fresh
         self._freed = freed
-        self._routes: dict[str, dict[int, _SlotState[S]]] = {}
+        self._routes: dict[str, dict[int, tuple[str, S]]] = {}
+        """The episode id and the state of each lane, by the route's key and the lane's index."""
 
     def __len__(self) -> int:
         return sum(len(lanes) for lanes in self._routes.values())
@@ -224,24 +219,20 @@ class EpisodeStates(Generic[S]):
             lanes = self._routes.setdefault(route.route_key, {}) if route.slots else {}
             for slot in route.slots:
                 entry = lanes.get(slot.env_index)
-                if entry is None or slot.reset or slot.episode_id not in ("", entry.episode_id):
-                    entry = self._begin(lanes, slot)
-                states.append(entry.state)
+                if entry is None or slot.reset or slot.episode_id not in ("", entry[0]):
+                    if entry is not None:
+                        self._freed(entry[1])
+                    entry = lanes[slot.env_index] = (slot.episode_id, self._fresh())
+                states.append(entry[1])
         return states
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         lanes = self._routes.get(route_key, {})
         for index in list(lanes) if env_index is None else [env_index]:
             if index in lanes:
-                self._freed(lanes.pop(index).state)
+                self._freed(lanes.pop(index)[1])
         if not lanes:
             self._routes.pop(route_key, None)
-
-    def _begin(self, lanes: dict[int, _SlotState[S]], slot: PredictSlot) -> _SlotState[S]:
-        if slot.env_index in lanes:
-            self._freed(lanes[slot.env_index].state)
-        entry = lanes[slot.env_index] = _SlotState(slot.episode_id, self._fresh())
-        return entry
 
     def _require_distinct_lanes(self, rows: Rows) -> None:
         seen: dict[str, set[int]] = {}

@@ -6,7 +6,7 @@ outputs are matched with the leaves of the spaces by name, or by their order.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,14 +92,6 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class _Places(NamedTuple):
-    """Where a model has the leaves of two spaces, in the order of the leaves."""
-
-    inputs: Sequence[OnnxValue]
-    outputs: Sequence[int]
-    """Positions among its outputs."""
-
-
 class OnnxFilePolicy:
     """Runs an ONNX model on one thread of the CPU.
 
@@ -168,7 +160,7 @@ class OnnxFilePolicy:
             for num_rows in (1, 2):
                 columns = flatten(contract.observation_space, zero_observations(contract, num_rows))
                 for part in self._buckets.parts(num_rows):
-                    layout.check(self._run(contract, columns, part), part)
+                    layout.outputs(self._run(contract, columns, part), part)
         except PolicyError as error:
             raise ContractMismatchError(
                 f"{self._name} cannot act in {contract.id}: {error}"
@@ -193,34 +185,29 @@ class OnnxFilePolicy:
         """Do nothing: the model has no state of lanes."""
 
     def _run(self, contract: EnvContract, columns: Sequence[Any], part: PaddedBatch) -> Any:
-        places = self._places(contract.observation_space, contract.action_space)
-        feeds: dict[str, NDArray[Any]] = {}
-        for declared, leaf, column in zip(
-            places.inputs, leaves(contract.observation_space), columns, strict=True
-        ):
-            feeds[declared.name] = _fed(declared, leaf, column, part)
-        given = [feeds[each.name] for each in self._session.inputs]
+        of_inputs, of_outputs = self._places(contract.observation_space, contract.action_space)
+        parts = leaves(contract.observation_space)
+        given = [
+            _fed(declared, parts[number], columns[number], part)
+            for declared, number in zip(self._session.inputs, of_inputs, strict=True)
+        ]
         try:
             found = self._session.run(*given)
         except Exception as error:  # as above
             raise PolicyError(
                 f"the ONNX model failed on observations {describe(tuple(given))}: {error}"
             ) from error
-        return unflatten(contract.action_space, [found[position] for position in places.outputs])
+        return unflatten(contract.action_space, [found[each] for each in of_outputs])
 
-    def _place(self, observation: SpaceSpec, action: SpaceSpec) -> _Places:
-        inputs, outputs = self._session.inputs, self._session.outputs
-        of_inputs = _order(
-            [each.name for each in inputs],
-            (input_names(observation), _leaf_names(observation)),
-            "an input",
-        )
-        of_outputs = _order(
-            [each.name for each in outputs],
-            (output_names(observation, action), _leaf_names(action)),
-            "an output",
-        )
-        return _Places([inputs[position] for position in of_inputs], of_outputs)
+    def _place(self, observation: SpaceSpec, action: SpaceSpec) -> tuple[list[int], Sequence[int]]:
+        """Return the leaf of each input, and the output of each leaf of the action space."""
+        inputs = [each.name for each in self._session.inputs]
+        outputs = [each.name for each in self._session.outputs]
+        own_inputs = (input_names(observation), _leaf_names(observation))
+        own_outputs = (output_names(observation, action), _leaf_names(action))
+        of_leaves = _order(inputs, own_inputs, "an input")
+        of_inputs = [of_leaves.index(position) for position in range(len(inputs))]
+        return of_inputs, _order(outputs, own_outputs, "an output")
 
 
 def _leaf_names(spec: SpaceSpec) -> tuple[str, ...]:

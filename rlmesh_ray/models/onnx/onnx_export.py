@@ -51,7 +51,8 @@ class OnnxGraph:
     """The graph of a module's forward pass, and which of its numbers are the module's weights.
 
     Args:
-        module: The module, on the CPU and in evaluation mode. It is neither changed nor run.
+        module: The module, on the CPU. It is neither changed nor run, but a copy of it in
+            evaluation mode.
         forward: How it is called.
         inputs: An example for each input, by name; two rows each. The number of rows stays free.
         outputs: A name for each output.
@@ -113,7 +114,7 @@ class OnnxGraph:
                 # torch merges weights of equal values, such as two biases of zeros, which would be
                 # different after the first update: so the graph is made of a copy without such.
                 self.copy = _with_distinct_weights(module)
-                """What the graph was made of: a copy of the module with weights of its own."""
+                """What the graph was made of: a copy with other weights, in evaluation mode."""
                 wrapped: nn.Module = _Called(self.copy, forward)
                 if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
                     # The exporter does not look into TorchScript, but keeps what was traced.
@@ -262,9 +263,17 @@ class _Called(nn.Module):
         return self.run(self.module, *inputs)
 
 
+def evaluating(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in evaluation mode."""
+    copied = copy.deepcopy(module)
+    with contextlib.suppress(NotImplementedError):  # programs of torch.export have one mode
+        copied.eval()
+    return copied
+
+
 def _with_distinct_weights(module: nn.Module) -> nn.Module:
     """Return a copy whose weights are small positive numbers, no two tensors alike."""
-    copied = copy.deepcopy(module)
+    copied = evaluating(module)
     generator = torch.Generator().manual_seed(0)
     for tensor in weight_tensors(copied).values():
         if tensor.is_floating_point():

@@ -134,7 +134,7 @@ class RllibPolicy:
         parts = self._parts = load_checkpoint(checkpoint, device)
         self._spaces = parts.spaces
         self._forward = BucketedForward(parts.module, explore, sizes, of_device, inference)
-        self._env_steps = parts.env_steps
+        self._forward.env_steps = parts.env_steps
         self._pipelines = {
             "env_to_module_connector": parts.env_to_module,
             "module_to_env_connector": parts.module_to_env,
@@ -233,7 +233,7 @@ class RllibPolicy:
         return {
             _MODULE: {_MODULE_ID: weights_of(self._parts.module)},
             **self._states(),
-            _ENV_STEPS: self._env_steps,
+            _ENV_STEPS: self._forward.env_steps,
         }
 
     def set_weights(self, weights: object) -> None:
@@ -256,17 +256,17 @@ class RllibPolicy:
                 "weights of an RLlib policy are the state of an EnvRunner: a mapping with "
                 f"{_MODULE} and the connectors' states"
             )
-        env_steps = weights.get(_ENV_STEPS, self._env_steps)
+        env_steps = weights.get(_ENV_STEPS, self._forward.env_steps)
         if not isinstance(env_steps, int | np.integer):
             raise PolicyError(f"{_ENV_STEPS} is a {type(env_steps).__name__}; it must be a count")
         pairs = _module_pairs(self._parts.module, weights[_MODULE]) if _MODULE in weights else []
         self._set_pipelines({n: weights[n] for n in self._pipelines.keys() & weights.keys()})
         replace_weights(pairs)
-        self._env_steps = int(env_steps)
+        self._forward.env_steps = int(env_steps)
         self._forward.inference.load()
 
     def _run_module(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
-        outputs = self._forward(batch, self._env_steps)
+        outputs = self._forward(batch)
         acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
         tensors = flatten_tree(acted_on)
         is_nan = nan_rows(array_of(each) for each in tensors if each.is_floating_point())

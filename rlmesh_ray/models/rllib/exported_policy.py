@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import tree
 from ray.rllib.connectors.common.flatten_observations import FlattenObservations
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import SMALL_NUMBER
-from ray.rllib.utils.torch_utils import flatten_inputs_to_1d_tensor
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor, flatten_inputs_to_1d_tensor
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.actions import value_outside
@@ -59,7 +58,7 @@ def greedy_forward(parts: CheckpointParts, contract: EnvContract) -> GreedyForwa
         for connector in connectors:
             observations = connector(observations)
         # As RLlib's NumpyToTensor does.
-        batch = {Columns.OBS: tree.map_structure(_narrowed, observations)}
+        batch = convert_to_torch_tensor({Columns.OBS: observations})
         inputs, actions = _chosen(called, forward_with_logits(called, batch, explore=False))
         # A row with NaN must not become an action.
         is_nan = inputs.isnan().any(dim=-1)
@@ -154,11 +153,6 @@ _KNOWN: dict[type[Any], Callable[[Any], Connector]] = {
     FlattenObservations: _flattening,
     MeanStdFilter: _filtering,
 }
-
-
-def _narrowed(column: Tensor) -> Tensor:
-    is_float = column.is_floating_point() and column.dtype is not torch.float16
-    return column.float() if is_float else column
 
 
 # --- from the module to the environment ----------------------------------------------------

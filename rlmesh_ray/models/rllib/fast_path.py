@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ray.rllib.utils.spaces.space_utils import (
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
-from rlmesh_ray.models.torch.sequential import (
+from rlmesh_ray.models.torch.module import (
     Layer,
     hooks_on,
     is_sequential,
@@ -80,7 +80,8 @@ class ArrayConnectors:
         *,
         explore: bool,
     ) -> None:
-        self._device = env_to_module.connectors[-1]._device
+        self.to_module = partial(batch_of, device=env_to_module.connectors[-1]._device)
+        """Returns the forward pass's input for observations, whose memory it may share."""
         get_actions = module_to_env.connectors[0]._get_actions
         self.add_actions = ActionSampler(module, get_actions, explore=explore).add_to
         """Adds actions to the module's output; see ``ActionSampler.add_to``."""
@@ -94,10 +95,6 @@ class ArrayConnectors:
             self._fit = unsquash_action
         elif fitting.clip_actions:
             self._fit = clip_action
-
-    def to_module(self, observations: Any) -> dict[str, Any]:
-        """Return the forward pass's input; it may share the memory of ``observations``."""
-        return batch_of(observations, self._device)
 
     def actions_for_env(self, arrays: Mapping[str, Any]) -> Any:
         """Return the actions for the environment: unsquashed or clipped, if RLlib does so.
@@ -313,7 +310,7 @@ class ActionSampler:
 
 
 def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
-    if logits.is_cpu and logits.dtype in _ALSO_NUMPYS and _is_done_alike():
+    if logits.is_cpu and logits.dtype in _ALSO_NUMPYS:
         normalized = _normalized(logits)
         chosen = _drawn(torch.softmax(normalized, dim=-1))
         logp = normalized.numpy()[_rows(len(chosen)), chosen]
@@ -336,15 +333,13 @@ def _normalized(logits: torch.Tensor) -> torch.Tensor:
     return logits - total.log_().add_(largest)
 
 
-def _drawn(
-    probabilities: torch.Tensor, generator: torch.Generator | None = None
-) -> NDArray[np.int64]:
+def _drawn(probabilities: torch.Tensor) -> NDArray[np.int64]:
     """Draw an index for each row as torch.multinomial does, without its check of each number.
 
     NumPy does the operations with results that are the same to the last bit: for so few numbers in
     half the time.
     """
-    times = torch.empty_like(probabilities).exponential_(1, generator=generator).numpy()
+    times = torch.empty_like(probabilities).exponential_(1).numpy()
     indices: NDArray[np.int64] = np.divide(probabilities.numpy(), times, out=times).argmax(axis=1)
     return indices
 
@@ -352,21 +347,6 @@ def _drawn(
 @lru_cache(maxsize=16)
 def _rows(count: int) -> NDArray[np.int64]:
     return np.arange(count)
-
-
-@cache
-def _is_done_alike() -> bool:
-    """Return whether this version of torch draws the same, and as often from its generator."""
-    # The dtype and device are given, since a program may change torch's defaults.
-    logits = torch.linspace(-3.0, 3.0, 96, dtype=torch.float32, device="cpu").reshape(32, 3)
-    if not torch.equal(_normalized(logits), logits - logits.logsumexp(dim=-1, keepdim=True)):
-        return False
-    probabilities = torch.softmax(logits, dim=-1)
-    own, torchs = (torch.Generator("cpu").manual_seed(7) for _ in range(2))
-    expected = torch.multinomial(probabilities, 1, True, generator=torchs).squeeze(-1).numpy()
-    return np.array_equal(_drawn(probabilities, own), expected) and torch.equal(
-        own.get_state(), torchs.get_state()
-    )
 
 
 def _diagonal_gaussian(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

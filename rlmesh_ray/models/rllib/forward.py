@@ -68,7 +68,8 @@ class BucketedForward:
         module.eval()
         self._explore = explore
         self._buckets = buckets
-        self._env_steps = 0
+        self.env_steps = 0
+        """Environment steps of the training; some modules' exploration depends on it."""
         self._torch: Forward = FastForward(module, explore=explore)
         named: Forward = module.forward_exploration if explore else module.forward_inference
         if _gives_logits(module, explore):
@@ -82,14 +83,12 @@ class BucketedForward:
         )
         """Whether the module runs in torch or compiled."""
 
-    def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the module's outputs for a batch of tensors, without those of padding.
 
         Args:
             batch: Columns of tensors (nested), one batch dimension first.
-            env_steps: Environment steps of the training; some modules' exploration depends on it.
         """
-        self._env_steps = env_steps
         if not self._buckets.sizes:
             return dict(self._run(batch))
         parts = self._buckets.parts(len(tree.flatten(batch)[0]))
@@ -104,7 +103,7 @@ class BucketedForward:
         return outputs
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return self._torch(batch, t=self._env_steps) if self._explore else self._torch(batch)
+        return self._torch(batch, t=self.env_steps) if self._explore else self._torch(batch)
 
 
 def _padded(batch: dict[str, Any], part: PaddedBatch) -> dict[str, Any]:

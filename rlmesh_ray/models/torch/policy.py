@@ -26,14 +26,15 @@ from rlmesh_ray.models.nesting import leaves as tensors_in
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward, InferenceChoice
 from rlmesh_ray.models.policy import EpisodeStates, PolicyTraits, Rows
 from rlmesh_ray.models.torch.module import (
+    SequentialFastPath,
     check_weights,
     compiled,
+    is_sequential,
     only_computes,
     replace_weights,
     torch_device,
     weights_of,
 )
-from rlmesh_ray.models.torch.sequential import SequentialFastPath, is_sequential
 from rlmesh_ray.options import require_inference
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -153,7 +154,7 @@ class TorchPolicy:
         for part in self._trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
             try:
-                layout.check(self._tried(self._tensors(observations, part), part), part)
+                layout.outputs(self._tried(self._tensors(observations, part), part), part)
             except (ConfigurationError, PolicyError) as error:
                 remedy = (
                     "; it works with one row: export it for any number of rows, or have batches "
@@ -346,8 +347,7 @@ class RecurrentTorchPolicy(TorchPolicy):
         super().__init__(module, device=device, buckets=buckets, inference=inference)
         # A trial run takes rows of the table, so it must not run beside a batch.
         self.traits = replace(self.traits, checks_concurrently=False)
-        self._initial_state: Any = module.initial_state
-        self._table = StateTable(self._initial, self._device)
+        self._table = StateTable(module.initial_state, self._device)
         self._lanes = EpisodeStates(self._table.allocate, self._table.release)
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
@@ -372,12 +372,12 @@ class RecurrentTorchPolicy(TorchPolicy):
             is_nan = nan_rows(output.column for output in layout.outputs(result, part))
             if is_nan is not None:
                 is_refused[part.rows] = is_nan
-            changes.append((part, index, self._table.kept(after, part)))
+            changes.append((part, index, self._table.checked(after, part)))
         if is_refused.any():
             is_refused = refused_rows(is_refused, rows)
         # Only now: if a part fails, the states of all parts must stay unchanged.
         for part, index, states in changes:
-            self._keep(index, states, is_refused[part.rows])
+            self._table.keep(index, states, is_refused[part.rows])
         return layout.joined(actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
@@ -396,25 +396,10 @@ class RecurrentTorchPolicy(TorchPolicy):
         try:
             states = self._table.gather(self._table.index([row] * part.num_rows, part))
             result, after = _outputs_and_state(self._try(observations, states))
-            self._table.kept(after, part)
+            self._table.checked(after, part)
         finally:
             self._table.release(row)
         return result
-
-    def _keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
-        if is_refused.any():
-            answered = torch.from_numpy(np.flatnonzero(~is_refused)).to(index.device)
-            index, states = index[answered], [leaf[answered] for leaf in states]
-        self._table.scatter(index, states)
-
-    def _initial(self) -> Any:
-        try:
-            with torch.inference_mode():
-                return self._initial_state()
-        except Exception as error:
-            raise PolicyError(
-                f"the module's initial_state() raised {type(error).__name__}: {error}"
-            ) from error
 
 
 def _outputs_and_state(returned: Any) -> tuple[Any, Any]:
@@ -451,7 +436,7 @@ class StateTable:
     def __init__(self, initial: Callable[[], Any], device: torch.device) -> None:
         self._initial = initial
         self._device = device
-        self._like = initial()
+        self._like = self._made()
         _require_state(self._like)
         self._form = form(mapped(lambda leaf: leaf[None], self._like))
         self._begin()
@@ -488,8 +473,8 @@ class StateTable:
         gathered = (table.index_select(0, index) for table in self._tables)
         return filled(self._like, gathered)
 
-    def kept(self, states: Any, part: PaddedBatch) -> list[torch.Tensor]:
-        """Copy the module's new states of a part, as the argument for ``scatter``.
+    def checked(self, states: Any, part: PaddedBatch) -> list[torch.Tensor]:
+        """Copy the module's new states of a part, as the argument for ``keep``.
 
         Raises:
             PolicyError: The structure, shapes or dtypes are not those of the initial state.
@@ -504,9 +489,23 @@ class StateTable:
         # The next run may overwrite the output of this one.
         return [leaf[: part.num_rows].clone() for leaf in found]
 
-    def scatter(self, index: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
+    def keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
+        """Store the new states of a part's rows, without those of refused rows."""
+        index = index[: len(is_refused)]
+        if is_refused.any():
+            answered = torch.from_numpy(np.flatnonzero(~is_refused)).to(index.device)
+            index, states = index[answered], [leaf[answered] for leaf in states]
         for table, leaf in zip(self._tables, states, strict=True):
-            table.index_copy_(0, index[: len(leaf)], leaf)
+            table.index_copy_(0, index, leaf)
+
+    def _made(self) -> Any:
+        try:
+            with torch.inference_mode():
+                return self._initial()
+        except Exception as error:
+            raise PolicyError(
+                f"the module's initial_state() raised {type(error).__name__}: {error}"
+            ) from error
 
     def _begin(self) -> None:
         self._tables = [
@@ -520,22 +519,12 @@ class StateTable:
     def _initialise(self) -> None:
         if not self._unset:
             return
-        self._grow()
+        while len(self._tables[0]) < self._num_rows:
+            self._tables = [torch.cat([table, torch.zeros_like(table)]) for table in self._tables]
         index = torch.tensor(self._unset, device=self._device)
-        for table, leaf in zip(self._tables, tensors_in(self._initial()), strict=True):
+        for table, leaf in zip(self._tables, tensors_in(self._made()), strict=True):
             table[index] = leaf.detach().to(table.device)
         self._unset.clear()
-
-    def _grow(self) -> None:
-        capacity = len(self._tables[0])
-        if self._num_rows <= capacity:
-            return
-        while capacity < self._num_rows:
-            capacity *= 2
-        self._tables = [
-            torch.cat([table, table.new_zeros((capacity - len(table), *table.shape[1:]))])
-            for table in self._tables
-        ]
 
 
 def _require_state(value: Any) -> None:

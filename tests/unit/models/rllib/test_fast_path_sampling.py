@@ -1,6 +1,5 @@
 """Actions drawn for whole batches, against RLlib's own connectors."""
 
-import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -84,36 +83,6 @@ def test_rllibs_default_distributions_are_the_two_that_are_known() -> None:
     assert kinds == {"discrete": TorchCategorical, "box": TorchDiagGaussian}
 
 
-def newly_imported() -> Any:
-    """Return the module as a process finds it that has drawn nothing yet."""
-    spec = importlib.util.find_spec(ActionSampler.__module__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def drawn_by(sampling: Any) -> Any:
-    """Return drawn choices; NumPy's array where they are drawn without torch."""
-    output = {Columns.ACTION_DIST_INPUTS: torch.zeros(8, 5, dtype=torch.float32)}
-    sampling.ActionSampler(module_for("discrete"), get_actions, explore=True).add_to(output)
-    return output[Columns.ACTIONS]
-
-
-def test_this_torch_draws_as_numpy_does() -> None:
-    assert isinstance(drawn_by(newly_imported()), np.ndarray)
-
-
-def test_where_torch_draws_otherwise_it_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last(probabilities: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.full((len(probabilities), 1), probabilities.shape[1] - 1)
-
-    monkeypatch.setattr(torch, "multinomial", last)
-
-    assert drawn_by(newly_imported()).tolist() == [4] * 8
-
-
 @pytest.mark.parametrize("width", [1, 5])
 def test_a_mean_without_its_deviations_is_refused_as_by_rllib(width: int) -> None:
     module, inputs = module_for("box"), torch.zeros(4, width)
@@ -130,15 +99,6 @@ def test_a_mean_without_its_deviations_is_refused_as_by_rllib(width: int) -> Non
         raised.append(caught.type)
 
     assert raised[0] is raised[1]
-
-
-def test_draws_are_compared_under_any_defaults_of_torch() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert isinstance(drawn_by(newly_imported()), np.ndarray)
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

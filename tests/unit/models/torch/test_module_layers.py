@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.torch.module import is_sequential, layers_in
 from rlmesh_ray.models.torch.policy import TorchPolicy
-from rlmesh_ray.models.torch.sequential import is_sequential, layers_in
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec
