@@ -19,9 +19,14 @@ from rlmesh_ray.actors.server_actor import (
     EndpointActor,
     actor_listening,
 )
-from rlmesh_ray.actors.weight_store import find_weight_store, load_newest, offer, start_weight_store
+from rlmesh_ray.actors.weight_store import find_weight_store, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointUnreachableError,
+    PolicyError,
+    RlmeshError,
+)
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.options import completed, declared, takes_options
 from rlmesh_ray.server.bind_policy import checked_address
@@ -72,7 +77,14 @@ class ModelReplica(EndpointActor[ModelServer]):
             server = ModelServer(place_on_device(policy, **placing), **of_server)
             try:
                 # Before any client can connect: after a restart, too, only the newest weights act.
-                load_newest(self._store, server)
+                for stored in get_result(self._store.newest.remote()):
+                    try:
+                        server.set_weights(get_result(stored.reference), version=stored.version)
+                        break
+                    except (PolicyError, EndpointUnreachableError) as error:
+                        logger.warning(
+                            "version %d of the weights is skipped: %s", stored.version, error
+                        )
                 return server.start()
             except BaseException:
                 server.stop(0.0)

@@ -1,20 +1,15 @@
 """WeightStore: the actor that holds a policy's newest weights while replicas restart."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
 from rlmesh_ray.server.model_options import checked_version, version_after
-from rlmesh_ray.server.model_server import ModelServer
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +111,6 @@ def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> A
     if isinstance(weights, Mapping):
         return store.offer.remote(version, floor, list(weights), *weights.values())
     return store.offer.remote(version, floor, None, weights)
-
-
-def load_newest(store: Any, server: ModelServer) -> None:
-    """Give a replica that starts, or starts again, the newest weights that its policy accepts.
-
-    Args:
-        store: Handle of the ``WeightStore`` actor.
-        server: Not started yet, so that no client is answered with other weights.
-    """
-    for stored in get_result(store.newest.remote()):
-        try:
-            server.set_weights(get_result(stored.reference), version=stored.version)
-        except (PolicyError, EndpointUnreachableError) as error:
-            _LOG.warning("version %d of the weights is skipped: %s", stored.version, error)
-        else:
-            return
 
 
 def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
