@@ -29,7 +29,6 @@ class Assignment:
     address: str
     endpoint_id: str = ""
     """Empty: not known."""
-    incarnation: int = 0
     token: str | None = field(default=None, repr=False)
     """Token of the endpoint; None: the caller has it."""
 

@@ -78,7 +78,7 @@ class FleetResolver:
                 "then"
             )
         token = derive_token(self.secret, record.endpoint_id) if self.secret else None
-        return Assignment(record.address, record.endpoint_id, record.incarnation, token)
+        return Assignment(record.address, record.endpoint_id, token)
 
     def _move_near(self, endpoint_id: str, node_id: str) -> None:
         # A failure costs nothing: the endpoint can be used where it is.

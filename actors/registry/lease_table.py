@@ -6,7 +6,7 @@ do not return an endpoint whose lease has expired.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.server.endpoint_status import EndpointStatus
@@ -136,8 +136,12 @@ class LeaseTable:
             if entry.is_live(now_s) and not entry.is_retiring
         )
 
-    def entries(self) -> Iterator[EndpointStatus]:
-        """Yield the status of every endpoint; the caller adds the number of its sessions."""
+    def entries(self, num_assigned: Mapping[str, Mapping[str, int]]) -> Iterator[EndpointStatus]:
+        """Yield the status of every endpoint.
+
+        Args:
+            num_assigned: Numbers of assigned sessions, by fleet and endpoint.
+        """
         self._sweep()
         now_s = self._clock()
         for entry in self._entries.values():
@@ -150,7 +154,7 @@ class LeaseTable:
                 restarts=record.incarnation - 1,
                 lease_left_s=entry.left_s(now_s),
                 is_retiring=entry.is_retiring,
-                num_assigned=0,
+                num_assigned=num_assigned.get(record.fleet, {}).get(record.endpoint_id, 0),
                 sighting=entry.sighting,
             )
 

@@ -7,7 +7,6 @@ endpoints and the ``rebalance`` calls of runners fill it again.
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -63,12 +62,7 @@ class EndpointRegistry(LeaseTable):
     def overview(self) -> tuple[EndpointStatus, ...]:
         """Return the status of all endpoints, with the ids of their nodes."""
         session_counts = {fleet: table.session_counts for fleet, table in self._assignments.items()}
-        return tuple(
-            replace(each, num_assigned=session_counts[each.fleet][each.endpoint_id])
-            if each.fleet in session_counts
-            else each
-            for each in self.entries()
-        )
+        return tuple(self.entries(session_counts))
 
     def runners(self) -> list[RunnerStatus]:
         """Return the env runners of all fleets, with the ids of their nodes."""

@@ -177,11 +177,11 @@ def test_stale_endpoints_are_shown_for_a_while_and_then_dropped(table: Table) ->
     table.at(5.0).renew("a", 1, SIGHTING)
     table.at(10.0).renew("a", 1)
 
-    (seen,) = table.at(30.0).entries()
+    (seen,) = table.at(30.0).entries({})
     assert (seen.lease_left_s, seen.sighting) == (-5.0, SIGHTING)
 
     announce(table, "b", now_s=700.0)
-    assert [each.endpoint_id for each in table.at(700.0).entries()] == ["b"]
+    assert [each.endpoint_id for each in table.at(700.0).entries({})] == ["b"]
     assert announce(table, "a", now_s=700.0) == 1
 
 

@@ -101,7 +101,7 @@ def test_an_assignment_with_a_token_of_its_own_is_dialed_with_that_one_and_no_ot
     plan = RolloutPlan(JOINED, CONTRACT, SessionLayout(1, 1, 1), access=accesses)
 
     connect_options = plan.connect_options(
-        0, Assignment("127.0.0.1:7", "elsewhere", 2, token="theirs")
+        0, Assignment("127.0.0.1:7", "elsewhere", token="theirs")
     )
 
     assert (connect_options.address, connect_options.token, connect_options.tls) == (

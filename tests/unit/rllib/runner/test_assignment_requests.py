@@ -49,7 +49,7 @@ class Fleet:
         self.asked.append((session, index, node_id))
         if not self.endpoint_ids:
             raise EndpointUnreachableError("there is none")
-        return Assignment(self.address(index), self.endpoint_ids[index], 1, token="its own")
+        return Assignment(self.address(index), self.endpoint_ids[index], token="its own")
 
     def rebalance(self, placed: Mapping[str, str]) -> Any:
         if self.is_away:
