@@ -293,7 +293,12 @@ class Batcher:
         Raises:
             RlmeshError: The policy could not; it may remember some of them.
         """
-        await asyncio.wrap_future(self.executor.submit(self._forget_lanes, route_key, lanes))
+
+        def forget() -> None:
+            for lane in lanes:
+                self._policy.forget(route_key, lane)
+
+        await asyncio.wrap_future(self.executor.submit(forget))
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Replace the policy's weights from the next batch on. Blocks; see ModelServer."""
@@ -380,10 +385,6 @@ class Batcher:
         policy.set_weights(weights)
         self.policy_version = newer
         return newer
-
-    def _forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
-        for lane in lanes:
-            self._policy.forget(route_key, lane)
 
     def _collect_soon(self) -> None:
         self._is_collecting = True
