@@ -24,7 +24,7 @@ def main(target: Path) -> None:
     from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.watch.live import LiveView
+    from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
     from rlmesh_ray.watch.page import page
     from rlmesh_ray.watch.runs import RunFolder
 

@@ -7,8 +7,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from rlmesh_ray.recording.options import RecordOptions
-from rlmesh_ray.recording.reader import RecordedEpisode, Recording, load, to_minari
-from rlmesh_ray.recording.store import EpisodeSummary
+from rlmesh_ray.recording.store import (
+    EpisodeSummary,
+    RecordedEpisode,
+    Recording,
+    load,
+    to_minari,
+)
 
 if TYPE_CHECKING:
     from rlmesh_ray.recording.rllib_episodes import offline_data, record_episodes

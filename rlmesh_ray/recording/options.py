@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
+from rlmesh_ray.spaces.leaves import Leaf, leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 AUTO, RENDER, NO_VIDEO = "auto", "render", "none"
 MAX_GB = 10.0
+_SMALLEST_SIDE = 8
 
 
 def require_folder(name: str, value: object) -> None:
@@ -58,3 +63,39 @@ class RecordOptions:
     def of(cls, record: "str | Path | RecordOptions") -> "RecordOptions":
         """Return the options of an argument ``record``."""
         return record if isinstance(record, RecordOptions) else cls(record)
+
+
+def picture_position(video: str, observation_space: SpaceSpec) -> int | None:
+    """Return the position of the leaf that videos show; None: they show no leaf.
+
+    Args:
+        video: See ``RecordOptions``.
+        observation_space: The space.
+
+    Raises:
+        ConfigurationError: The named leaf is no image, or does not exist.
+    """
+    if video in (RENDER, NO_VIDEO):
+        return None
+    own = leaves(observation_space)
+    images = {leaf.name: at for at, leaf in enumerate(own) if _is_image(leaf)}
+    if video == AUTO:
+        return min(images.values(), default=None)
+    if video not in images:
+        names = ", ".join(map(repr, images)) or "none"
+        raise ConfigurationError(
+            f"video={video!r:.80} (--record-video) names no image of the observations, which have "
+            f"{names}; name one of them, 'render' or 'none'"
+        )
+    return images[video]
+
+
+def _is_image(leaf: Leaf) -> bool:
+    if leaf.dtype != np.uint8 or len(leaf.shape) not in (2, 3):
+        return False
+    sides = leaf.shape[1:] if has_channels_first(leaf.shape) else leaf.shape[:2]
+    return min(sides) >= _SMALLEST_SIDE
+
+
+def has_channels_first(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[0] < _SMALLEST_SIDE <= shape[2]

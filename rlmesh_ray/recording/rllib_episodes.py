@@ -29,11 +29,9 @@ from ray.rllib.utils.spaces.space_utils import (
 from rlmesh_ray.compat.rllib import connector_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
-from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
-from rlmesh_ray.recording.reader import Recording
+from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions, picture_position
 from rlmesh_ray.recording.recorder import Segment, WriterHandle, info_of
-from rlmesh_ray.recording.store import Store, removed_on_error
-from rlmesh_ray.recording.video import picture_position
+from rlmesh_ray.recording.store import Recording, Store, removed_on_error
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import coerce, drop_unit_axis, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract

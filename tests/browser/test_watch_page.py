@@ -18,7 +18,7 @@ from benchmarks.watching.samples import ManyEndpoints, record, write_progress, w
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.server.endpoint_status import EndpointStatus
-from rlmesh_ray.watch.live import LiveView
+from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
 

@@ -38,7 +38,7 @@ from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.pool_admission import Registrar
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.watch.live import LiveView
+from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
 from tests.loopback.eventually import eventually

@@ -35,7 +35,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
-    from rlmesh_ray.watch.sources import EndpointSource
+    from rlmesh_ray.watch.live import EndpointSource
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,9 @@ def watch(
     """
     if not (importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn")):
         raise MissingPackageError(f"watch needs starlette and uvicorn: {install_command('watch')}")
-    from rlmesh_ray.watch.live import LiveView
+    from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
     from rlmesh_ray.watch.page import make_server, page
     from rlmesh_ray.watch.runs import RunFolder
-    from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
     where = parse_address(flags.address)
     page_token = None if flags.page_token_file is None else TokenFile(flags.page_token_file)

@@ -81,29 +81,19 @@ def _read_map(found: dict[Any, Any]) -> Any:
         if not isinstance(name, str) or name in by_name:
             raise CodecError(f"the key {str(key)[:40]!r} of a map is no text, or comes twice")
         by_name[name] = value
-    if _ARRAY in by_name:
-        dtype = _dtype(by_name.get("dtype"))
-        return msgpack_values.array_of(dtype, by_name.get("shape"), by_name.get("data"))
-    if _NUMBER in by_name:
-        return _number(by_name)
-    return by_name
-
-
-def _number(found: Mapping[str, Any]) -> bool | int | float:
-    _dtype(found.get("dtype"))
-    number = found.get("data")
-    if not isinstance(number, bool | int | float):
-        raise CodecError("the data of a NumPy number is no number")
-    return number
-
-
-def _dtype(text: object) -> np.dtype[Any]:
-    found = _DTYPES.get(text) if isinstance(text, str) else None
-    if found is None:
+    if _ARRAY not in by_name and _NUMBER not in by_name:
+        return by_name
+    text, data = by_name.get("dtype"), by_name.get("data")
+    dtype = _DTYPES.get(text) if isinstance(text, str) else None
+    if dtype is None:
         raise CodecError(
             f"an array has the dtype {str(text)[:40]!r}; accepted are {', '.join(_DTYPES)}"
         )
-    return found
+    if _ARRAY in by_name:
+        return msgpack_values.array_of(dtype, by_name.get("shape"), data)
+    if not isinstance(data, bool | int | float):
+        raise CodecError("the data of a NumPy number is no number")
+    return data
 
 
 def _marked(value: object) -> object:

@@ -134,13 +134,9 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         action_space=action_space,
     )
     config.env_runners(env_runner_cls=_runner_class(config), num_envs_per_env_runner=num_simulators)
-    _warn(config)
-    return config
-
-
-def _warn(config: AlgorithmConfig) -> None:
     for sentence in capacity_warnings(config):
         warnings.warn(sentence, ConfigurationWarning, stacklevel=3)
+    return config
 
 
 def _require_what_simulators_can_do(config: AlgorithmConfig) -> None:

@@ -275,7 +275,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         if self._queue.weights is None:
             self._publish(self._weights_seq_no)
         if force_reset:
-            self._queue.forget_samples()
+            self._queue.take(num_steps=None, num_episodes=None, deadline_s=0.0)
         self._inference.explore = explore
         wait_s = self._wait_s()
         episodes: list[SingleAgentEpisode] = []

@@ -215,11 +215,6 @@ class SampleQueue:
         with self.lock:
             return self._kept.get(seq_no)
 
-    def forget_samples(self) -> None:
-        with self.lock:
-            self._refill([])
-            self._release()
-
     def take_counters(self) -> SampleCounters:
         with self.lock:
             counters, self._counters = self._counters, SampleCounters(0)

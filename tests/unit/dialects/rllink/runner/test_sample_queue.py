@@ -354,7 +354,7 @@ def test_samples_can_be_forgotten() -> None:
     world.publish(1)
     world.client().receive(m.Episodes((chunk(0),), False, 1))
 
-    world.queue.forget_samples()
+    world.queue.take(num_steps=None, num_episodes=None, deadline_s=0.0)
 
     assert world.sample(1) == []
 
