@@ -13,7 +13,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
-from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos
+from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos, SessionBatch
 
 _FIRST_CAPACITY = 32
 
@@ -192,43 +192,31 @@ class EpisodeBuffer:
                 return False
         return True
 
-    def add(
-        self,
-        observation: NDArray[Any],
-        rewards: NDArray[np.float64],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        infos: Sequence[dict[str, Any]],
-        columns: Mapping[str, NDArray[Any]],
-    ) -> None:
+    def add(self, batch: SessionBatch, columns: Mapping[str, NDArray[Any]]) -> None:
         """Add a step of all lanes. Arrays have one row a lane, and are copied.
 
         Args:
-            observation: The observations after the step.
-            rewards: The rewards.
-            terminated: Whether each lane's episode has terminated.
-            truncated: Whether each lane's episode is truncated.
-            infos: The infos of each lane.
+            batch: The result of the step; observations are an array.
             columns: ``actions``, and the module's other outputs; see ``takes``.
         """
         if self._last + 1 >= self._capacity:
             self._grow()
         self._last = last = self._last + 1
-        self._observations[:, last] = observation
-        self._rewards[:, last] = rewards
+        self._observations[:, last] = batch.observation
+        self._rewards[:, last] = batch.rewards
         if not self._kinds:
             self._columns = {name: self._empty(column) for name, column in columns.items()}
             self._kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
         for name, column in columns.items():
             self._columns[name][:, last] = column
         goes_on = ~self.is_over
-        terminated = np.logical_and(terminated, goes_on, out=self._terminated[last])
-        truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
+        terminated = np.logical_and(batch.terminated, goes_on, out=self._terminated[last])
+        truncated = np.logical_and(batch.truncated, goes_on, out=self._truncated[last])
         self.is_over = terminated | truncated
         self.num_over = int(np.count_nonzero(self.is_over))
         if self.num_over:
             self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
-        self._infos.append(_kept(infos))
+        self._infos.append(_kept(batch.infos))
         self._times_s.append(time.perf_counter())
 
     def make_one(self) -> bool:

@@ -346,17 +346,9 @@ class FastPath(SamplingPath):
         assert slot.extras is not None, "what _send has left there"
         buffer, call = self._buffers[slot], self._sampling.call
         call.timesteps += self._num_running(slot)
-        observation = self._pipeline.flattened(batch.observation)
-        buffer.add(
-            observation,
-            batch.rewards,
-            batch.terminated,
-            batch.truncated,
-            batch.infos,
-            slot.extras,
-        )
+        slot.to_module = batch.observation = self._pipeline.flattened(batch.observation)
+        buffer.add(batch, slot.extras)
         call.episodes += buffer.num_over
-        slot.to_module = observation
 
     def interrupt(self, slot: Slot, cause: RlmeshError) -> int:
         buffer = self._buffers.pop(slot, None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
-from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos
+from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos, SessionBatch
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeBuffer, EpisodeFactory
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -82,6 +82,10 @@ def parts(episode: SingleAgentEpisode) -> list[Any]:
         episode.observation_space,
         episode.action_space,
     ]
+
+
+def add(record: EpisodeBuffer, *, columns: Any, **batch: Any) -> None:
+    record.add(SessionBatch(**batch), columns)
 
 
 def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
     for length in lengths:
         for _ in range(length):
             step = step_of(random, num_lanes)
-            record.add(**step)
+            add(record, **step)
             expected.add(**step)
             for _ in range(num_made):
                 record.make_one()
@@ -208,7 +212,7 @@ def test_what_has_ended_is_made_one_by_one_while_there_is_time() -> None:
     )
     columns = {"actions": np.zeros(2, np.int32)}
     for terminated in (~no_lane, no_lane):
-        record.add(zeros, np.zeros(2), terminated, no_lane, [{}, {}], columns)
+        record.add(SessionBatch(zeros, np.zeros(2), terminated, no_lane, [{}, {}]), columns)
 
     made = [record.make_one() for _ in range(3)]
 
@@ -225,14 +229,14 @@ def test_episodes_keep_what_they_hold_when_the_record_goes_on() -> None:
         first, [{}, {}], lookback=1, observation_space=OBSERVATIONS, action_space=ACTIONS
     )
     step = step_of(random, 2)
-    record.add(**step)
+    add(record, **step)
     _, chunks = record.cut()
     before = [parts(chunk) for chunk in chunks]
 
     first[...] = 7.0
     step["observation"][...] = 7.0
     for _ in range(100):
-        record.add(**step_of(random, 2))
+        add(record, **step_of(random, 2))
     record.cut()
 
     assert [parts(chunk) for chunk in chunks] == before
@@ -251,7 +255,7 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) ->
     for _ in range(5):
         step = {**step_of(random, 3), "terminated": np.zeros(3, bool)}
         step["truncated"] = np.zeros(3, bool)
-        record.add(**step)
+        add(record, **step)
         expected.add(**step)
     if is_cut:
         record.cut()
@@ -284,7 +288,8 @@ def test_steps_without_infos_have_a_separate_dict_each() -> None:
     )
     for infos in (NoInfos(2), [{"x": 1}, {}], NoInfos(2)):
         columns = {"actions": np.zeros(2, np.int64)}
-        record.add(np.zeros((2, 2), np.float32), zeros, no_lane, no_lane, infos, columns)
+        observation = np.zeros((2, 2), np.float32)
+        record.add(SessionBatch(observation, zeros, no_lane, no_lane, infos), columns)
 
     _, (first, second) = record.cut()
 
