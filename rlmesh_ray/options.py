@@ -364,7 +364,7 @@ def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> Op
 def _unknown(name: str, known: Iterable[str]) -> str:
     instead = removed_option(name)
     if name in _LISTENING:
-        instead = f"give the address as a ListenOptions(address, {name}=...)"
+        instead = f"give the server, actor or fleet address=ListenOptions(..., {name}=...)"
     if instead:
         return f"takes no {name!r} any more: {instead}"
     nearest = get_close_matches(name, known, 1)

@@ -243,7 +243,7 @@ LISTENING = ("data_address", "accept_edition_texts", "idle_timeout_s", "openpi")
         ("spin", "RLMESH_RAY_SPIN=0"),
         ("data_advertise", "data_address .*HOST:PORT/ADVERTISED"),
         ("no_token", "give token=False"),
-        *((name, rf"ListenOptions\(address, {name}=\.\.\.\)") for name in LISTENING),
+        *((name, rf"address=ListenOptions\(\.\.\., {name}=\.\.\.\)") for name in LISTENING),
     ],
 )
 def test_an_option_that_has_left_is_refused_with_the_remedy(

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from docs import refresh
+from rlmesh_ray import ListenOptions
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.actors.model_actor import ModelServiceActor
 from rlmesh_ray.actors.model_fleet import ModelFleet
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models import load_policy
 from rlmesh_ray.options import declared
@@ -55,6 +57,28 @@ def test_an_option_of_a_server_alone_is_refused_before_there_is_an_actor(name: s
     given: dict[str, Any] = {name: True}
     with pytest.raises(TypeError, match=name):
         ModelServiceActor.remote("random", **given)
+
+
+@pytest.mark.parametrize(
+    ("listen", "refused"),
+    [
+        (ListenOptions("127.0.0.1:7"), "takes no address='127.0.0.1:7': .*give addresses="),
+        (ListenOptions(data_address="127.0.0.1:7"), "takes no data_address="),
+        (ListenOptions(openpi="127.0.0.1:7"), "takes no openpi="),
+    ],
+)
+def test_fleets_and_actors_refuse_what_is_one_endpoints_alone(
+    listen: ListenOptions, refused: str
+) -> None:
+    for start in (
+        lambda: EnvFleet("CartPole-v1", address=listen),
+        lambda: ModelFleet("random", name="alone", address=listen),
+    ):
+        with pytest.raises(ConfigurationError, match=refused):
+            start()
+    if listen.address is None:
+        with pytest.raises(ConfigurationError, match=f"ModelServiceActor {refused}"):
+            ModelServiceActor.remote("random", address=listen)
 
 
 def test_evaluation_on_ray_takes_the_options_of_evaluation() -> None:
