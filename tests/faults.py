@@ -515,7 +515,7 @@ FAULTS = (
         "cli",
         "A check that was interrupted exits as one that has finished.",
         "rlmesh_ray/cli/commands/check.py",
-        "return _INTERRUPTED if is_interrupted else _exit_code(report)",
+        "return INTERRUPTED if is_interrupted else _exit_code(report)",
         "return _exit_code(report)",
         "tests/compliance/test_check_command.py::"
         "test_what_was_found_before_an_interruption_is_shown",

@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
 from benchmarks.watching.browsing import browser, lacking, served
 from benchmarks.watching.cart_pole import DrawnCartPole

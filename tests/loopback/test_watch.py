@@ -26,7 +26,6 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from PIL import Image
-from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.auth.token_file import endpoint_token

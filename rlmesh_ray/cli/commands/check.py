@@ -13,6 +13,7 @@ import rlmesh_ray
 from rlmesh_ray.cli.commands.evaluate import contract_of
 from rlmesh_ray.cli.console import Console, program
 from rlmesh_ray.cli.options.common import ConnectionFlags, flag
+from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.compliance.checks import CLAUSES, SECTIONS, Finding, Verdict
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import (
@@ -26,8 +27,6 @@ from rlmesh_ray.errors import (
 
 BROKEN = 3
 """Exit code when a clause is broken; 1 is for a check that could not be done."""
-_NOT_CHECKED = 1
-_INTERRUPTED = 130
 
 _CHECKS = "Checks"
 _LANES_OF_A_MODEL = 2
@@ -106,7 +105,7 @@ def check(
     except KeyboardInterrupt:
         is_interrupted = True  # the findings so far are shown
     _show(console, address, report)
-    return _INTERRUPTED if is_interrupted else _exit_code(report)
+    return INTERRUPTED if is_interrupted else _exit_code(report)
 
 
 def _require_edition(address: str) -> None:
@@ -132,7 +131,7 @@ def _exit_code(report: _Report) -> int:
 
     if any(finding.verdict is Verdict.BROKEN for finding in report.findings):
         return BROKEN
-    return 0 if report.could_act else _NOT_CHECKED
+    return 0 if report.could_act else 1
 
 
 def _findings(

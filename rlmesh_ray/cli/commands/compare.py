@@ -28,7 +28,6 @@ from rlmesh_ray.cli.options.common import (
     inference_flag,
     map_flag,
     plot_flag,
-    search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
 from rlmesh_ray.evaluation.options import checked_seed
@@ -76,8 +75,6 @@ def compare(
 
     kwargs = flags.kwargs()
     checked_seed(episodes, flags.seed)
-    for name in env:
-        search_current_folder(name)
     to = security.to("")
     with contextlib.ExitStack() as stack:
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
@@ -408,15 +408,8 @@ def evaluate(
     checked_seed(episodes, options["seed"])
     _require_addresses(env, connection.edition_text, "--edition-text")
     _require_addresses(model, flags.model_edition_text, "--model-edition-text")
-    kwargs = flags.kwargs()
+    kwargs = flags.kwargs(env)
     served_map, options["observation_map"] = maps_for(flags.map, model)
-    if kwargs is not None and all(looks_like_address(name) for name in env):
-        raise typer.BadParameter(
-            "for a Gymnasium id or a factory only; a running endpoint has its own",
-            param_hint="--env-kwargs",
-        )
-    for name in env:
-        search_current_folder(name)
     to_env, to_model = connection.to(""), flags.to(connection)
     options["resize"] = flags.resize  # type: ignore[typeddict-item]  # ``_size`` has read it
     options["record"] = recording.options()
@@ -573,26 +566,19 @@ def check_endpoints(
 
 
 @contextlib.contextmanager
-def _served(
-    connect_options: "rlmesh_ray.ConnectOptions",
-    make_server: "Callable[[str], rlmesh_ray.EnvServer | rlmesh_ray.ModelServer]",
-) -> "Iterator[rlmesh_ray.ConnectOptions]":
-    """Yield the options for connecting to an endpoint, which this serves unless it runs."""
-    if looks_like_address(connect_options.address):
-        yield connect_options
-        return
-    with make_server(connect_options.address) as server:
-        yield rlmesh_ray.ConnectOptions(server.address)
-
-
 def served_env(
     connect_options: "rlmesh_ray.ConnectOptions",
     num_envs: int,
     env_kwargs: dict[str, object] | None,
-) -> "contextlib.AbstractContextManager[rlmesh_ray.ConnectOptions]":
-
-    make = functools.partial(rlmesh_ray.EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
-    return _served(connect_options, make)
+) -> "Iterator[rlmesh_ray.ConnectOptions]":
+    """Yield the options for connecting to an environment, which this serves unless it runs."""
+    env = connect_options.address
+    if looks_like_address(env):
+        yield connect_options
+        return
+    search_current_folder(env)
+    with rlmesh_ray.EnvServer(env, num_envs=num_envs, env_kwargs=env_kwargs) as server:
+        yield rlmesh_ray.ConnectOptions(server.address)
 
 
 def contract_of(
@@ -603,27 +589,25 @@ def contract_of(
     """Return the contract of an endpoint, or of an environment that this serves for a moment."""
     from rlmesh_ray.client.env_session_client import probe_endpoint
 
-    search_current_folder(connect_options.address)
     with served_env(connect_options, num_envs, env_kwargs) as endpoint:
         return probe_endpoint(endpoint).contract
 
 
+@contextlib.contextmanager
 def served_model(
     connect_options: "rlmesh_ray.ConnectOptions",
     inference: str,
     observation_map: "rlmesh_ray.ObservationMap | None",
-) -> "contextlib.AbstractContextManager[rlmesh_ray.ConnectOptions]":
-    make = functools.partial(_model_server, inference=inference, observation_map=observation_map)
-    return _served(connect_options, make)
-
-
-def _model_server(
-    checkpoint: str, inference: str, observation_map: "rlmesh_ray.ObservationMap | None"
-) -> "rlmesh_ray.ModelServer":
+) -> "Iterator[rlmesh_ray.ConnectOptions]":
+    """Yield the options for connecting to a policy, which this serves unless it runs."""
+    if looks_like_address(connect_options.address):
+        yield connect_options
+        return
     from rlmesh_ray.models.loading import load_policy
 
     with muted():
-        policy = load_policy(checkpoint, inference=inference)
-    return rlmesh_ray.ModelServer(
+        policy = load_policy(connect_options.address, inference=inference)
+    with rlmesh_ray.ModelServer(
         policy, observation_map=observation_map, max_message_bytes=_OWN_MESSAGE_BYTES
-    )
+    ) as server:
+        yield rlmesh_ray.ConnectOptions(server.address)

@@ -18,7 +18,6 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.protocol.address import looks_like_address
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,12 @@ def export(
     search_current_folder(checkpoint)
     from rlmesh_ray.models.onnx.policy_export import export_policy
 
-    env, kwargs = spaces.env, spaces.kwargs()
-    if kwargs is not None and (env is None or looks_like_address(env)):
+    env = spaces.env
+    if env is None and spaces.env_kwargs is not None:
         raise typer.BadParameter(
-            "for --env with a Gymnasium id or a factory only; a running endpoint has its own",
-            param_hint="--env-kwargs",
+            "for --env with a Gymnasium id or a factory only", param_hint="--env-kwargs"
         )
+    kwargs = spaces.kwargs(() if env is None else (env,))
     contract = None
     if env is not None:
         with console.waiting("starting the environment"):

@@ -278,7 +278,11 @@ def train(
         endpoint = replace(endpoint, token=client_token_of(endpoint.token))
     recorded = recording.options()
     job = _Job(run, folder, flags, code, endpoint, connection.shown, recording, recorded)
-    return _run(console, job)
+    require_rllib("train")
+    with console.waiting(f"asking {job.env}"):
+        _check_env(job)
+    with claimed(folder):
+        return _run(console, job)
 
 
 def _run_and_folder(
@@ -363,15 +367,6 @@ def _require_new(folder: Path) -> None:
 
 
 def _run(console: Console, job: _Job) -> int:
-
-    require_rllib("train")
-    with console.waiting(f"asking {job.env}"):
-        _check_env(job)
-    with claimed(job.folder):
-        return _run_claimed(console, job)
-
-
-def _run_claimed(console: Console, job: _Job) -> int:
     with console.waiting("loading Ray and RLlib"):
         from rlmesh_ray.rllib.training import (
             learning_curve,

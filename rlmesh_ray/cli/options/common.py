@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,7 @@ from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.files import open_file
 from rlmesh_ray.options import Group, declared
+from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE, LogFormat
 from rlmesh_ray.server.model_options import ModuleOptions
@@ -116,16 +117,24 @@ class MadeEnvFlags:
         ENVIRONMENT, "Keyword arguments of gymnasium.make or the factory.", metavar="JSON"
     )
 
-    def kwargs(self) -> dict[str, object] | None:
+    def kwargs(self, envs: Sequence[str] = ()) -> dict[str, object] | None:
         """Return the keyword arguments.
 
+        Args:
+            envs: The environments, if these may be running endpoints.
+
         Raises:
-            typer.BadParameter: The text is not a JSON object.
+            typer.BadParameter: The text is not a JSON object, or all environments are endpoints.
         """
         if self.env_kwargs is None:
             return None
         remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
         hint = "--env-kwargs"
+        if envs and all(map(looks_like_address, envs)):
+            raise typer.BadParameter(
+                "for a Gymnasium id or a factory only; a running endpoint has its own",
+                param_hint=hint,
+            )
         try:
             value = json.loads(self.env_kwargs)
         except ValueError as error:
@@ -136,21 +145,27 @@ class MadeEnvFlags:
 
 
 @dataclass(frozen=True)
-class ClientSecurity:
-    """How a command proves to endpoints who it is, and they to it."""
+class _OwnFiles:
+    """What a client and a server prove with who they are."""
 
     token_file: Path | None = file_flag(
         SECURITY,
         "One token a line, optionally with its role (probe, client, operator); mode 0600.",
         show_default=f"the token in {TOKEN_VARIABLE}",
     )
-    tls_ca: Path | None = file_flag(
-        SECURITY, "Use TLS; the authority that signed the endpoint's certificate (PEM)."
-    )
     tls_cert: Path | None = file_flag(SECURITY, "Certificate to present (PEM).")
     tls_key: Path | None = file_flag(SECURITY, "Private key of --tls-cert (PEM).")
     tls_from_ray: bool = flag(
         SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
+    )
+
+
+@dataclass(frozen=True)
+class ClientSecurity(_OwnFiles):
+    """How a command proves to endpoints who it is, and they to it."""
+
+    tls_ca: Path | None = file_flag(
+        SECURITY, "Use TLS; the authority that signed the endpoint's certificate (PEM)."
     )
 
     def to(self, address: str, edition_text: str | None = None) -> "rlmesh_ray.ConnectOptions":
@@ -202,21 +217,11 @@ class ConnectionFlags(ClientSecurity):
 
 
 @dataclass(frozen=True)
-class ServerSecurity:
+class ServerSecurity(_OwnFiles):
     """How a server proves to clients who it is, and they to it."""
 
-    token_file: Path | None = file_flag(
-        SECURITY,
-        "One token a line, optionally with its role (probe, client, operator); mode 0600.",
-        show_default=f"the token in {TOKEN_VARIABLE}",
-    )
-    tls_cert: Path | None = file_flag(SECURITY, "Certificate to present (PEM).")
-    tls_key: Path | None = file_flag(SECURITY, "Private key of --tls-cert (PEM).")
     tls_client_ca: Path | None = file_flag(
         SECURITY, "Accept only clients with a certificate of this authority (PEM)."
-    )
-    tls_from_ray: bool = flag(
-        SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
     )
 
     def tls(self) -> "rlmesh_ray.ServerTls | None":
