@@ -21,7 +21,6 @@ SIZES = {"desk": (1280, 1080), "phone": (390, 844)}
 
 def main(target: Path) -> None:
     """Write ``watch_desk_light.png`` and so on."""
-
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
     from rlmesh_ray.watch.page import page

@@ -114,7 +114,7 @@ class CheckpointFolder:
         return is_due
 
     def _written(self, algorithm: Any, progress: Sequence[TrainingProgress]) -> Path:
-        coefficients = next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
+        coefficients: dict[str, Any] = next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
         partial = self._path.with_name(f"{self._path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:

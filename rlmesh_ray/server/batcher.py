@@ -213,7 +213,7 @@ class Batcher:
             sessions=self.sessions.sessions(),
             routes=self.num_routes,
             policy_version=self.policy_version,
-            errors=self.sessions.errors(),
+            errors=dict(self.sessions.errors),
             batch_rows=batch_rows,
             queue_s=queue_s,
             forward_s=histogram_of(DURATION_BOUNDS_NS, self._forward_ns.read(), NS_PER_S),

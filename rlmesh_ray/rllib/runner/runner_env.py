@@ -99,7 +99,7 @@ class LaneCalls(SteppedByRunner):
         self._close()
 
 
-class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc]
+class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The spaces and the number of a runner's lanes.
 
     The runner steps the lanes of each session when they are ready; ``step`` is refused.

@@ -41,7 +41,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
 )
-from rlmesh_ray.wire.validation import extremes
+from rlmesh_ray.spaces.validation import extremes
 
 BATCH_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 """Observations of a batched agent besides those of the environment."""

@@ -350,7 +350,8 @@ class SimulatorSession:
             if progress.episode_id != chunk.episode_id:
                 continue
             # Without an id, it is the one whose last observation comes again.
-            continues = np.array_equal(progress.last_obs, chunk.obs[0])
+            last_obs = progress.last_obs
+            continues = last_obs is not None and np.array_equal(last_obs, chunk.obs[0])
             if continues or chunk.episode_id is not None:
                 self._running.remove(progress)
                 if continues:

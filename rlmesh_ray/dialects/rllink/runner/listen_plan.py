@@ -101,7 +101,8 @@ class SampleSpaces:
                 "observation_space, and have simulators flatten what they see"
             )
         if isinstance(action, gymnasium.spaces.Discrete) and action.start == 0:
-            self._num_choices, shape, input_width = int(action.n), (), int(action.n)
+            shape: tuple[int, ...] = ()
+            self._num_choices = input_width = int(action.n)
         elif isinstance(action, gymnasium.spaces.Box):
             # RLlib's modules and learners do not support a Box of shape ().
             self._num_choices, shape = 0, action.shape or (1,)
