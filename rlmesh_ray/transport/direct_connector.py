@@ -1,6 +1,5 @@
 """DirectConnector: opens and reopens the direct connection of a client's session."""
 
-import enum
 import logging
 import threading
 import time
@@ -36,15 +35,6 @@ _NO_TCP = (
 _AGAIN = " (it is tried again after a pause)"
 _warned_addresses: set[tuple[str, str]] = set()
 """Addresses and kinds of reasons for which the log says that steps are gRPC messages."""
-
-
-class _State(enum.Enum):
-    WAITING = enum.auto()
-    """For a Reset, and for the end of a pause."""
-    DIALING = enum.auto()
-    """A thread is connecting."""
-    OPEN = enum.auto()
-    CLOSED = enum.auto()
 
 
 class DirectConnector:
@@ -91,7 +81,7 @@ class DirectConnector:
         self._is_required = len(wanted) == 1
         if self._is_required:
             _require(transport, self._name, self._port, address)
-        self._state = _State.WAITING
+        self._is_closed = self._is_dialing = False
         self._has_lanes = False
         self._direct: DirectConnection | None = None
         self._due_s = 0.0
@@ -102,9 +92,14 @@ class DirectConnector:
         # Guards the state, which the connecting thread and any caller change.
         self._lock = threading.Lock()
         if not (self._name or self._port):
-            self._state = _State.CLOSED
+            self._is_closed = True
             if wanted and session_id:
                 self._log_once(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the next attempt waits for a Reset or the end of a pause."""
+        return not (self._is_closed or self._is_dialing) and self._direct is None
 
     @property
     def is_open(self) -> bool:
@@ -140,9 +135,9 @@ class DirectConnector:
             if direct.is_open:
                 return direct
             self._lose()
-        if self._state is _State.WAITING and self._has_lanes and time.monotonic() >= self._due_s:
+        if self._is_waiting and self._has_lanes and time.monotonic() >= self._due_s:
             self._try()
-        if self._is_required and self._state is _State.WAITING and self._has_lanes:
+        if self._is_required and self._is_waiting and self._has_lanes:
             remedy = "leave transport out to use any transport"
             raise EndpointLostError(f"{self._why_none}; {remedy}", self._address)
         return self._direct
@@ -151,9 +146,9 @@ class DirectConnector:
         """Note the loss of the connection; it counts unless the lanes were lost with it."""
         now_s = time.monotonic()
         with self._lock:
-            if self._state is not _State.OPEN:
+            if self._direct is None:
                 return
-            self._state, self._direct, self._due_s = _State.WAITING, None, now_s
+            self._direct, self._due_s = None, now_s
             if not self._has_lanes:
                 return
             if len(self._lost_s) == _MAX_LOST:
@@ -182,9 +177,9 @@ class DirectConnector:
             self._open_tcp()
         else:
             with self._lock:
-                if self._state is not _State.WAITING:
+                if not self._is_waiting:
                     return
-                self._state = _State.DIALING
+                self._is_dialing = True  # in a thread
             try:
                 threading.Thread(target=self._open_tcp, name="rlmesh-ray-dial", daemon=True).start()
             except RuntimeError as error:
@@ -226,20 +221,20 @@ class DirectConnector:
 
     def _opened(self, direct: DirectConnection) -> None:
         with self._lock:
-            if self._state is not _State.CLOSED:
-                self._state, self._direct = _State.OPEN, direct
+            if not self._is_closed:
+                self._is_dialing, self._direct = False, direct
                 self._why_none, self._num_failed = "", 0
                 return
         direct.close()
 
     def _failed(self, why: str) -> None:
         with self._lock:
-            if self._state is _State.CLOSED:
+            if self._is_closed:
                 return
             pause_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _LONGEST_PAUSE_S)
             self._num_failed = min(self._num_failed + 1, 10)
             self._due_s = time.monotonic() + pause_s
-            self._state, self._why_none = _State.WAITING, why
+            self._is_dialing, self._why_none = False, why
         self._log_once(logging.WARNING, f"{why}{_AGAIN}", "failed")
 
     def _log_once(self, level: int, why: str, kind: str) -> None:
@@ -253,7 +248,7 @@ class DirectConnector:
     def close(self) -> None:
         """Close the connection, and open no other. Idempotent."""
         with self._lock:
-            self._state = _State.CLOSED
+            self._is_closed = True
             direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()
