@@ -105,7 +105,7 @@ FAULTS = (
         "server",
         "A worker that takes the place of a dead one is not counted.",
         "rlmesh_ray/server/worker_pool.py",
-        "            self.counts.note_worker_restart()\n",
+        "            self.counts.worker_restarts += 1\n",
         "",
         "tests/loopback/test_statistics.py::"
         "test_a_crash_counts_as_an_error_costs_a_worker_and_is_logged_with_its_session",

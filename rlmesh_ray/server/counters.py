@@ -99,7 +99,8 @@ class EnvCounters:
         self._lock = threading.Lock()
         self._running: set[LaneCounters] = set()
         self._ended = LaneTotals()
-        self._worker_restarts = 0
+        self.worker_restarts = 0
+        """Worker processes that took the place of another within a session."""
 
     def open(self) -> LaneCounters:
         lanes = LaneCounters()
@@ -114,10 +115,6 @@ class EnvCounters:
             self._ended += lanes.read()
             self._running.discard(lanes)
             self.sessions.note_ended()
-
-    def note_worker_restart(self) -> None:
-        """Count a worker process that takes the place of another within a session."""
-        self._worker_restarts += 1
 
     def statistics(self) -> EnvStatistics:
         """Return the counters. From any thread."""
@@ -136,6 +133,6 @@ class EnvCounters:
             errors=errors,
             deviations=total.deviations,
             transports=dict(transports),
-            worker_restarts=self._worker_restarts,
+            worker_restarts=self.worker_restarts,
             step_s=histogram_of(DURATION_BOUNDS_NS, total.durations, NS_PER_S),
         )

@@ -106,7 +106,7 @@ class WorkerPool:
     async def discard(self, worker: WorkerProcess | None) -> None:
         """Kill the worker that a session has lost, and count its restart; None: it had none."""
         if worker in self._out:  # not so when a caller that was cancelled comes again
-            self.counts.note_worker_restart()
+            self.counts.worker_restarts += 1
             self._out.discard(worker)
             await in_thread(worker.kill)
 

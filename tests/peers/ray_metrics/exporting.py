@@ -39,7 +39,7 @@ class Metered:
         env.sessions.refused += 1
         env.sessions.lost += 1
         env.sessions.errors["TIMEOUT"] += 1
-        env.note_worker_restart()
+        env.worker_restarts += 1
         lanes = env.open()
         lanes.resets = 2
         self._lanes = lanes

@@ -63,7 +63,7 @@ def test_errors_are_counted_by_code_and_survive_pickling() -> None:
     counts.sessions.errors["TIMEOUT"] += 1
     counts.sessions.errors["TIMEOUT"] += 1
     counts.sessions.errors["CRASHED"] += 1
-    counts.note_worker_restart()
+    counts.worker_restarts += 1
 
     statistics = pickle.loads(pickle.dumps(counts.statistics()))
 

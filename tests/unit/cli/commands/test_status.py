@@ -229,7 +229,7 @@ def test_only_counts_above_zero_are_shown_as_trouble() -> None:
     counts = EnvCounters()
     counts.sessions.lost += 1
     counts.sessions.errors["TIMEOUT"] += 1
-    counts.note_worker_restart()
+    counts.worker_restarts += 1
 
     assert "lost 1, workers replaced 1, TIMEOUT 1" in text(
         endpoint(StatisticsPair(counts.statistics()))
