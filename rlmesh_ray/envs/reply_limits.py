@@ -8,7 +8,7 @@ would decode, within the limits of ``wire.rlmesh_v1.meta``.
 import dataclasses
 
 from rlmesh_ray.envs.commands import CallReply, Outcome, ResetReply, StepReply
-from rlmesh_ray.envs.worker_channel import encode
+from rlmesh_ray.envs.worker_channel import decode, encode
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.validation import WARNING_KEY, warnings_as_texts
 
@@ -28,6 +28,7 @@ def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:
         frame = encode(reply)
         if len(frame) <= SMALL_BYTES:
             return frame
+        reply = decode(frame)  # its objects are text now
     except RecursionError:  # nested deeper than pickle can follow
         pass
     return encode(limit_reply(reply, max_bytes))

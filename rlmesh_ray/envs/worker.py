@@ -46,6 +46,7 @@ from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, enco
 from rlmesh_ray.envs.worker_channel import (
     WorkerChannel,
     compact_reply_frame,
+    decode,
     decode_command,
     encode,
 )
@@ -250,6 +251,9 @@ class EnvWorker:
         body = None
         if isinstance(self._kept, StepReply):
             try:
+                if compact_reply_frame(self._kept) is None:
+                    # Its infos become what the endpoint gets of them: an object is its repr.
+                    self._kept = decode(encode_reply(self._kept, self._max_info_bytes))
                 body = direct.body(number, self._kept.infos, self._kept.final_infos)
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
