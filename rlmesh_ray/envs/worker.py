@@ -250,11 +250,12 @@ class EnvWorker:
         self._kept = self._execute(_STEP)
         body = None
         if isinstance(self._kept, StepReply):
+            plain: StepReply = self._kept
             try:
-                if compact_reply_frame(self._kept) is None:
+                if compact_reply_frame(plain) is None:
                     # Its infos become what the endpoint gets of them: an object is its repr.
-                    self._kept = decode(encode_reply(self._kept, self._max_info_bytes))
-                body = direct.body(number, self._kept.infos, self._kept.final_infos)
+                    self._kept = plain = decode(encode_reply(plain, self._max_info_bytes))
+                body = direct.body(number, plain.infos, plain.final_infos)
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
         if body is None:

@@ -99,10 +99,6 @@ def capabilities_of_session(session_id: str) -> frozenset[str]:
     return frozenset(name for at, name in enumerate(_OPTIONAL) if flags >> at & 1)
 
 
-Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
-"""Serves a session, and writes its responses itself: a generator costs each of them more."""
-
-
 def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
     """Return whether a gateway has forwarded the call."""
     return capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ())
@@ -204,12 +200,17 @@ class HandshakeService:
         }
         self._obstacles = {**obstacles, **self._disabled}
 
-    def handlers(self, service: str, join: Join) -> grpc.GenericRpcHandler:
+    def handlers(
+        self,
+        service: str,
+        join: Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]],
+    ) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers of the service; they take and return raw bytes.
 
         Args:
             service: Full name, such as ``rlmesh.env.v1.EnvService``.
-            join: Serves one session.
+            join: Serves one session, and writes its responses itself: a generator costs each of
+                them more.
         """
         return grpc.method_handlers_generic_handler(
             service,

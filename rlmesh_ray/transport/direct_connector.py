@@ -135,7 +135,8 @@ class DirectConnector:
             if direct.is_open:
                 return direct
             self._lose()
-        if self._is_waiting and self._has_lanes and time.monotonic() >= self._due_s:
+        is_due = self._has_lanes and not self._is_closed and time.monotonic() >= self._due_s
+        if is_due and self._is_waiting:
             self._try()
         if self._is_required and self._is_waiting and self._has_lanes:
             remedy = "leave transport out to use any transport"
