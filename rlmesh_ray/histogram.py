@@ -5,10 +5,9 @@ lie in memory that another process reads.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 NS_PER_S = 10**9
 DURATION_BOUNDS_NS = (
@@ -20,12 +19,8 @@ BATCH_BOUNDS_ROWS = tuple(2**power for power in range(13))
 """Bucket bounds from 1 to 4096 rows."""
 
 
-class CounterArray(Protocol):
-    """A mutable sequence of integers: a list, or a memoryview."""
-
-    def __iter__(self) -> Iterator[int]: ...
-    def __getitem__(self, index: int, /) -> int: ...
-    def __setitem__(self, index: int, value: int, /) -> None: ...
+CounterArray = list[int] | memoryview
+"""A mutable sequence of integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ ALLOWED_PROTOCOLS = {
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
     "Compiled": "CompiledModule, CompiledForward",
-    "CounterArray": "a list, a memoryview",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
     "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver; _Listed",

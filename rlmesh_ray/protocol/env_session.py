@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.episodes import (
     EpisodeCounterSource,
-    EpisodeStart,
     EpisodeTracker,
 )
 from rlmesh_ray.protocol.failure_effects import (
@@ -198,16 +197,6 @@ class EnvSession:
         self.begun_lanes: set[int] = set()
         # Records of episodes that Resets have ended, in the order of the Resets.
         self._superseded: deque[EpisodeRecord] = deque(maxlen=max(_MAX_SUPERSEDED, num_lanes))
-
-    @property
-    def episode_ids(self) -> tuple[str, ...]:
-        """Id of each lane's tracked episode; empty where there is none."""
-        return self.tracker.episode_ids
-
-    @property
-    def episodes(self) -> tuple[EpisodeStart | None, ...]:
-        """The latest episode of each lane; None: its record has been returned."""
-        return self.tracker.episodes
 
     def receive(self, request: EnvRequest | MalformedRequest, now_ns: int) -> EnvResponse | None:
         """Process the next message of the stream, in arrival order.

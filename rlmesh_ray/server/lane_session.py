@@ -183,7 +183,7 @@ class LaneSession:
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest episode of each lane; None: its record has been taken."""
-        return self._session.episodes
+        return self._session.tracker.episodes
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class LaneSession:
                 self.worker.clear_episodes()
             elif isinstance(response, ResetDone):
                 self._is_running = True
-                await self.worker.set_episodes(session.episodes)
+                await self.worker.set_episodes(session.tracker.episodes)
         elif isinstance(response, EnvFailed) and isinstance(request, Request):
             self._skip(request)
         if isinstance(response, EnvFailed):
@@ -511,7 +511,7 @@ class LaneSession:
                 self.worker.disconnect()
                 return None
             if direct is not None:
-                await self.worker.set_episodes(self._session.episodes)
+                await self.worker.set_episodes(self._session.tracker.episodes)
             return None if direct is None or direct.is_disconnected else direct
 
     async def close_direct(self) -> None:

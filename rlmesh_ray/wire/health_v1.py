@@ -20,19 +20,16 @@ SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def pack_request(service: str = WHOLE_ENDPOINT) -> bytes:
-    data: bytes = health_pb2.HealthCheckRequest(service=as_utf8(service)).SerializeToString()
-    return data
+    return bytes(health_pb2.HealthCheckRequest(service=as_utf8(service)).SerializeToString())
 
 
 def parse_request(data: bytes) -> str:
     """Return the service in a HealthCheckRequest. Raises CodecError where ``data`` is none."""
-    service: str = parse(health_pb2.HealthCheckRequest, data).service
-    return service
+    return str(parse(health_pb2.HealthCheckRequest, data).service)
 
 
 def pack_response(status: int) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
-    return data
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
 
 
 def parse_response(data: bytes) -> int:
@@ -41,5 +38,4 @@ def parse_response(data: bytes) -> int:
     Raises:
         CodecError: ``data`` is none.
     """
-    status: int = parse(health_pb2.HealthCheckResponse, data).status
-    return status
+    return int(parse(health_pb2.HealthCheckResponse, data).status)

@@ -113,7 +113,7 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
     state: SessionState, kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
-    ids = session.episode_ids
+    ids = session.tracker.episode_ids
 
     response = session.receive(request_of(kind), 0)
 
@@ -123,7 +123,7 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
     assert response.is_recoverable == is_usable
     assert response.code is (EnvErrorCode.NOT_READY if is_usable else EnvErrorCode.CLOSED)
     assert response.interrupted_episodes == ()
-    assert (session.state, session.episode_ids) == (state, ids)
+    assert (session.state, session.tracker.episode_ids) == (state, ids)
 
 
 def test_the_tables_know_every_state_request_and_failure() -> None:
@@ -141,7 +141,7 @@ def test_each_failure_is_answered_as_the_rules_say(
     consequence = EDITION_2026_06_RULES.failures[kind]
     if request_kind is Render and kind in (FailureKind.RAISED, FailureKind.TIMEOUT):
         consequence = replace(consequence, effect=Effect.NONE)
-    tracked = [episode_id for episode_id in session.episode_ids if episode_id]
+    tracked = [episode_id for episode_id in session.tracker.episode_ids if episode_id]
 
     response = do(session, request_of(request_kind), Failure(kind, "why", "trace"), 7)
 
@@ -158,7 +158,9 @@ def test_each_failure_is_answered_as_the_rules_say(
         Effect.ABANDON: SessionState.ABANDONED,
     }
     assert session.state is expected[consequence.effect]
-    assert session.episode_ids == (("", "") if interrupted or not tracked else tuple(tracked))
+    assert session.tracker.episode_ids == (
+        ("", "") if interrupted or not tracked else tuple(tracked)
+    )
 
 
 @pytest.mark.parametrize("late", [*KINDS, MalformedRequest])
@@ -209,14 +211,14 @@ def test_an_outcome_without_a_request_is_the_hosts_fault(
 @pytest.mark.parametrize("state", SessionState)
 def test_an_unreadable_frame_is_answered_and_changes_nothing(state: SessionState) -> None:
     session = session_in(state)
-    ids = session.episode_ids
+    ids = session.tracker.episode_ids
 
     response = session.receive(MalformedRequest("r", "not a JoinRequest"), 0)
 
     assert isinstance(response, EnvFailed)
     assert (response.request_id, response.message) == ("r", "not a JoinRequest")
     assert response.is_recoverable == (state in (SessionState.AWAIT_RESET, SessionState.READY))
-    assert (session.state, session.episode_ids) == (state, ids)
+    assert (session.state, session.tracker.episode_ids) == (state, ids)
 
 
 @pytest.mark.parametrize("is_working", [False, True])
@@ -229,7 +231,7 @@ def test_an_interrupted_stream_accepts_nothing_more(state: SessionState, is_work
     session.interrupt(0)
 
     assert session.state is SessionState.CLOSED
-    assert session.episode_ids == ("", "")
+    assert session.tracker.episode_ids == ("", "")
     with pytest.raises(LocalProtocolError, match="no request"):
         session.complete(RenderOutcome(None), 0)
 
@@ -320,14 +322,14 @@ def test_close_reports_the_running_episodes_as_neither_terminated_nor_truncated(
 )
 def test_wrong_arguments_are_refused_recoverably_and_change_nothing(request_: EnvRequest) -> None:
     session = session_in(SessionState.READY)
-    ids = session.episode_ids
+    ids = session.tracker.episode_ids
 
     response = session.receive(request_, 0)
 
     assert isinstance(response, EnvFailed)
     assert response.code is EnvErrorCode.INVALID_ACTION
     assert response.is_recoverable
-    assert (session.state, session.episode_ids) == (SessionState.READY, ids)
+    assert (session.state, session.tracker.episode_ids) == (SessionState.READY, ids)
 
 
 def test_the_first_reset_must_reset_all_lanes() -> None:

@@ -154,7 +154,7 @@ class EnvWalk(RuleBasedStateMachine):
         if is_meant:
             self._session.interrupt(next(self._clock))
             assert self._session.state is SessionState.CLOSED
-            assert self._session.episode_ids == ("",) * NUM_LANES
+            assert self._session.tracker.episode_ids == ("",) * NUM_LANES
             self.__init__()  # type: ignore[misc]
 
     @precondition(lambda self: self._reference.is_closed)
@@ -195,7 +195,7 @@ class EnvWalk(RuleBasedStateMachine):
         else:
             expected = SessionState.READY if reference.is_started else SessionState.AWAIT_RESET
         assert self._session.state is expected
-        assert self._session.episode_ids == reference.episode_ids
+        assert self._session.tracker.episode_ids == reference.episode_ids
 
 
 def _with_id(request: Any, request_id: str) -> Any:

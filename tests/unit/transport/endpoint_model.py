@@ -147,7 +147,7 @@ class EndpointModel:
             self._counted,
             session.state,
             frozenset(session.begun_lanes),
-            tuple(one is not None for one in session.episodes),
+            tuple(one is not None for one in session.tracker.episodes),
             self.turn,
             self.at_once,
             self.process,

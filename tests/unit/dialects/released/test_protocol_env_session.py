@@ -143,14 +143,14 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
     state: SessionState, kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
-    ids = session.episode_ids
+    ids = session.tracker.episode_ids
 
     response = refusal(session, request_of(kind))
 
     is_usable = state is SessionState.AWAIT_RESET
     assert response.is_recoverable == is_usable
     assert response.code is (EnvErrorCode.NOT_READY if is_usable else EnvErrorCode.CLOSED)
-    assert (session.state, session.episode_ids) == (state, ids)
+    assert (session.state, session.tracker.episode_ids) == (state, ids)
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -162,7 +162,7 @@ def test_each_failure_is_answered_as_the_rules_say(
     consequence = ENV_RULES.failures[kind]
     if request_kind is Render and kind in (FailureKind.RAISED, FailureKind.TIMEOUT):
         consequence = replace(consequence, effect=Effect.NONE)
-    tracked = [episode_id for episode_id in session.episode_ids if episode_id]
+    tracked = [episode_id for episode_id in session.tracker.episode_ids if episode_id]
 
     response = refusal(session, request_of(request_kind), Failure(kind, "why", "trace"))
 
@@ -210,7 +210,7 @@ def test_a_bad_action_changes_nothing() -> None:
     done = step(session, stepped(ends="t.."))
 
     assert [record.step_count for record in done.completed_episodes] == [1]
-    assert session.episode_ids == ("", "b", "c")
+    assert session.tracker.episode_ids == ("", "b", "c")
 
 
 @pytest.mark.parametrize("state", SessionState)
@@ -235,14 +235,14 @@ def test_the_edition_may_be_named_again_and_again(edition: str) -> None:
         assert do(session, Configure("r", edition)) == Configured("r")
         do(session, Reset("a", episode_ids=("a", "b", "c")))
 
-    assert session.episode_ids == ("a", "b", "c")
+    assert session.tracker.episode_ids == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("edition", ["2099.01", "2026.0", "2026.061", "-2026.06", " "])
 @pytest.mark.parametrize("state", [SessionState.AWAIT_RESET, SessionState.READY])
 def test_an_unknown_edition_ends_the_session(state: SessionState, edition: str) -> None:
     session = session_in(state)
-    tracked = [episode_id for episode_id in session.episode_ids if episode_id]
+    tracked = [episode_id for episode_id in session.tracker.episode_ids if episode_id]
 
     response = refusal(session, Configure("r", edition))
 
@@ -290,7 +290,7 @@ def test_one_seed_counts_up_over_the_lanes() -> None:
     assert isinstance(session.pending, Reset)
     assert session.pending.seeds == (5, 6, 7)
     session.complete(FIRST, 0)
-    assert [episode and episode.seed for episode in session.episodes] == [5, 6, 7]
+    assert [episode and episode.seed for episode in session.tracker.episodes] == [5, 6, 7]
 
 
 def test_one_seed_for_one_named_lane_is_its_own() -> None:
@@ -441,7 +441,7 @@ def test_a_subset_is_answered_as_wide_as_it_is() -> None:
     assert (done.env_indices, done.episode_ids) == ((2, 0), ("", "a"))
     (record,) = done.completed_episodes
     assert (record.episode_id, record.env_index, record.cumulative_reward) == ("c", 2, 3.0)
-    assert session.episode_ids == ("a", "", "")
+    assert session.tracker.episode_ids == ("a", "", "")
 
 
 def test_a_subset_s_step_tells_only_of_its_lanes() -> None:
@@ -478,7 +478,7 @@ def test_what_raises_in_some_lanes_interrupts_only_these() -> None:
 
     assert [record.episode_id for record in failed.interrupted_episodes] == ["b"]
     assert failed.is_recoverable
-    assert session.episode_ids == ("a", "", "c")
+    assert session.tracker.episode_ids == ("a", "", "c")
     assert step(session, stepped(num_lanes=2), lanes=(0, 2)).env_indices == (0, 2)
     response = refusal(session, Step("r", b"", env_indices=(1,)))
     assert response.code is EnvErrorCode.NOT_READY
@@ -506,7 +506,7 @@ def test_lanes_that_go_together_are_not_supported_alone(request_: EnvRequest) ->
     response = refusal(session, request_)
 
     assert (response.code, response.is_recoverable) == (EnvErrorCode.UNSUPPORTED, True)
-    assert session.episode_ids == ("a", "b", "c")
+    assert session.tracker.episode_ids == ("a", "b", "c")
 
 
 def test_all_lanes_by_name_are_all_lanes() -> None:

@@ -108,7 +108,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         # What the host was to do is seen in what the session has noted.
         expected = self._reference.reset(lanes, seeds, ids)
         if expected:
-            episodes = [self._session.episodes[lane] for lane in lanes or range(NUM_LANES)]
+            episodes = [self._session.tracker.episodes[lane] for lane in lanes or range(NUM_LANES)]
             noted = [episode.seed for episode in episodes if episode is not None]
             assert noted == expected
         assert response.episode_ids == self._ids(lanes)
@@ -180,7 +180,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         else:
             expected = SessionState.READY if self._reference.lanes else SessionState.AWAIT_RESET
             assert self._session.state is expected
-        assert self._session.episode_ids == self._reference.ids()
+        assert self._session.tracker.episode_ids == self._reference.ids()
 
     def _step(
         self,
@@ -220,13 +220,13 @@ class ReleasedWalk(RuleBasedStateMachine):
         self, request: EnvRequest, outcome: EnvOutcome, failure: FailureKind | None, refusal: str
     ) -> EnvResponse | None:
         """Return the answer to what the environment did; judge everything else here."""
-        before = (self._session.state, self._session.episode_ids)
+        before = (self._session.state, self._session.tracker.episode_ids)
         response = self._session.receive(request, 0)
         if self._reference.is_over or refusal:
             assert isinstance(response, EnvFailed)
             assert response.is_recoverable != self._reference.is_over
             assert self._reference.is_over or response.code.name == refusal
-            assert (self._session.state, self._session.episode_ids) == before
+            assert (self._session.state, self._session.tracker.episode_ids) == before
             return None
         assert response is None
         if failure is None:
