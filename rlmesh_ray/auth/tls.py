@@ -54,55 +54,6 @@ def read_pem(file: Path) -> bytes:
         ) from error
 
 
-def server_context(
-    certificate: Path, private_key: Path, client_ca: Path | None = None
-) -> ssl.SSLContext:
-    """Return the TLS context of a server.
-
-    Args:
-        certificate: The server's certificate chain.
-        private_key: Private key of the certificate.
-        client_ca: Authority of the clients' certificates; None: clients need none.
-
-    Raises:
-        ConfigurationError: A file cannot be used; the message names it and the remedy.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load_pair(context, certificate, private_key)
-    if client_ca is not None:
-        _load_authority(context, client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def client_context(
-    root_ca: Path | None = None, certificate: Path | None = None, private_key: Path | None = None
-) -> ssl.SSLContext:
-    """Return the TLS context of a client.
-
-    Args:
-        root_ca: Authority of the server's certificate; None: the system's authorities.
-        certificate: The client's certificate, for servers that require one.
-        private_key: Private key of the certificate.
-
-    Raises:
-        ConfigurationError: A file cannot be used, or only one of certificate and key is given.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if root_ca is None:
-        context.load_default_certs()
-    else:
-        _load_authority(context, root_ca)
-    if certificate is not None and private_key is not None:
-        _load_pair(context, certificate, private_key)
-    elif certificate is not None or private_key is not None:
-        raise ConfigurationError(
-            "a client certificate needs both files: the certificate (--tls-cert) and "
-            "its key (--tls-key)"
-        )
-    return context
-
-
 def require_known_key(certificate: Path) -> None:
     """Require a key type that BoringSSL supports; gRPC loads others, and each TLS handshake fails.
 
@@ -178,7 +129,19 @@ class ClientTls:
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
         """
-        return client_context(self.root_ca, self.certificate, self.private_key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.root_ca is None:
+            context.load_default_certs()
+        else:
+            _load_authority(context, self.root_ca)
+        if self.certificate is not None and self.private_key is not None:
+            _load_pair(context, self.certificate, self.private_key)
+        elif self.certificate is not None or self.private_key is not None:
+            raise ConfigurationError(
+                "a client certificate needs both files: the certificate (--tls-cert) and "
+                "its key (--tls-key)"
+            )
+        return context
 
     def credentials(self) -> "grpc.ChannelCredentials":
         """Load the files into gRPC credentials.
@@ -253,7 +216,12 @@ class ServerTls:
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
         """
-        return server_context(self.certificate, self.private_key, self.client_ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _load_pair(context, self.certificate, self.private_key)
+        if self.client_ca is not None:
+            _load_authority(context, self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def credentials(self) -> "grpc.ServerCredentials":
         """Load the files into gRPC credentials.

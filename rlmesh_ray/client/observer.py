@@ -1,6 +1,7 @@
 """EndpointObserver: statistics of an endpoint, its sessions, and pictures of their lanes."""
 
-from typing import Self
+from collections.abc import Callable
+from typing import Self, TypeVar
 
 from rlmesh_ray.auth.tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
@@ -20,6 +21,8 @@ from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire.observe_v1 import EndpointStatistics, ObservedSession
 
 __all__ = ["EndpointObserver", "EndpointStatistics", "ObservedSession"]
+
+T = TypeVar("T")
 
 _NONE_HERE = (
     "sessions cannot be observed there: its operator has turned that off (--no-observers), its "
@@ -68,10 +71,7 @@ class EndpointObserver:
             EndpointClosedError: This observer is closed.
             EndpointError: It does not answer, or refuses; the message says why.
         """
-        try:
-            return wire.parse_sessions(self._ask(wire.LIST, b""))
-        except CodecError as error:
-            raise RemoteProtocolError(f"the answer is no list of sessions: {error}") from error
+        return self._ask(wire.LIST, b"", wire.parse_sessions, "list of sessions")
 
     def render(self, session: str, lane: int = 0) -> bytes:
         """Return a picture of a lane between two of its steps, as PNG.
@@ -96,10 +96,7 @@ class EndpointObserver:
                 f"session={session!r:.40} must be the name of a session, from sessions()"
             )
         data = wire.pack_render_request(session, as_int("lane", lane))
-        try:
-            return wire.parse_png(self._ask(wire.RENDER, data))
-        except CodecError as error:
-            raise RemoteProtocolError(f"the answer is no picture: {error}") from error
+        return self._ask(wire.RENDER, data, wire.parse_png, "picture")
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return the statistics of the endpoint; of a pool's registrar, of all its endpoints.
@@ -113,10 +110,7 @@ class EndpointObserver:
             EndpointClosedError: This observer is closed.
             EndpointError: It does not answer, or refuses; the message says why.
         """
-        try:
-            return wire.parse_statistics(self._ask(wire.STATISTICS, b""))
-        except CodecError as error:
-            raise RemoteProtocolError(f"the answer is no statistics: {error}") from error
+        return self._ask(wire.STATISTICS, b"", wire.parse_statistics, "statistics")
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -124,7 +118,7 @@ class EndpointObserver:
             self._is_closed = True
             self._channel.close()
 
-    def _ask(self, path: str, data: bytes) -> bytes:
+    def _ask(self, path: str, data: bytes, parse: Callable[[bytes], T], what: str) -> T:
         connect_options = self._connect_options
         self._process.require()
         if self._is_closed:
@@ -137,7 +131,10 @@ class EndpointObserver:
             )
         except grpc.RpcError as error:
             raise _translated(error, connect_options.address) from error
-        return reply
+        try:
+            return parse(reply)
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer is no {what}: {error}") from error
 
     def __enter__(self) -> Self:
         return self

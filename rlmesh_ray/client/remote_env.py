@@ -148,7 +148,16 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
             EndpointError: The session broke.
         """
         try:
-            columns = self._columns(action)
+            parts = flatten(self.contract.action_space, action)
+            own = [
+                coerce(leaf, part, None)
+                for leaf, part in zip(self._action_leaves, parts, strict=True)
+            ]
+            columns: list[Column] = [
+                (part,) if isinstance(part, str) else np.asarray(part)[np.newaxis] for part in own
+            ]
+            # The endpoint would end the session for it.
+            self._action_checker.check(columns)
         except ConformanceError as error:
             raise action_error(error, self.contract) from error.__cause__
         try:
@@ -181,18 +190,6 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """End the session."""
         self._client.close()
-
-    def _columns(self, action: Any) -> list[Column]:
-        parts = flatten(self.contract.action_space, action)
-        own = [
-            coerce(leaf, part, None) for leaf, part in zip(self._action_leaves, parts, strict=True)
-        ]
-        columns: list[Column] = [
-            (part,) if isinstance(part, str) else np.asarray(part)[np.newaxis] for part in own
-        ]
-        # The endpoint would end the session for it.
-        self._action_checker.check(columns)
-        return columns
 
     def _value(self, columns: list[Any]) -> Any:
         return unflatten(self.contract.observation_space, [column[0] for column in columns])

@@ -6,6 +6,7 @@ import queue
 import threading
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,19 +163,33 @@ class ModelSessionStream:
         self._reader.start()
         close_at_exit(self)
 
-    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+    def ask(self, make: Make, timeout_s: float, *, to_close: bool = False) -> ModelReply:
         """Send requests, each when the one before it was answered; return the last answer.
 
         Args:
             make: Called under the session's lock.
             timeout_s: How long to wait for each answer.
+            to_close: Whether it is the request that closes the session.
 
         Raises:
             RemoteModelError: The endpoint answered one with an error; an error that it does not
                 call recoverable ends the session.
             EndpointError: The session broke or is closed, or no answer came in time.
         """
-        return self._ask(make, timeout_s, is_last=False)
+        self.stream.process.require()
+        waiting: deque[EncodedRequest] | None = None
+        while True:
+            answer: _Answer = queue.SimpleQueue()
+            with self._lock:
+                self._session.require_open(to_close=to_close)
+                if waiting is None:
+                    waiting = deque(make(self._request_ids))
+                request = waiting.popleft()
+                self._awaited[request.request_id] = answer
+                self.stream.send(request.frame)
+            reply = self._result(request, answer, timeout_s)
+            if not waiting:
+                return reply
 
     def close(self) -> None:
         """End the session and its stream; threads that wait get an error. Idempotent."""
@@ -185,30 +200,10 @@ class ModelSessionStream:
             self._session.close()
         if is_first:
             with contextlib.suppress(RlmeshError):  # it is closed below in any case
-                self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
+                self.ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, to_close=True)
         self.fail(self._session.closed())
         self.stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
-
-    def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
-        self.stream.process.require()
-        with self._lock:
-            self._session.require_open(to_close=is_last)
-            first, *rest = make(self._request_ids)
-            answer = self._send(first)
-        reply = self._result(first, answer, timeout_s)
-        for request in rest:
-            with self._lock:
-                self._session.require_open(to_close=is_last)
-                answer = self._send(request)
-            reply = self._result(request, answer, timeout_s)
-        return reply
-
-    def _send(self, request: EncodedRequest) -> _Answer:
-        answer: _Answer = queue.SimpleQueue()
-        self._awaited[request.request_id] = answer
-        self.stream.send(request.frame)
-        return answer
 
     def _result(self, request: EncodedRequest, answer: _Answer, timeout_s: float) -> ModelReply:
         try:
