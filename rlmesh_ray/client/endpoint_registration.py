@@ -166,7 +166,11 @@ class Registration:
                     error = lost if is_replaced else ConfigurationError(str(error))
                 self._failure = error
                 return
-            self._log_failure(error)
+            text = str(error)
+            # The same again and again would bury everything else.
+            level = logging.INFO if text == self._last_failure else logging.WARNING
+            self._last_failure = text
+            _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, text)
             # Not all endpoints at once, where a registrar has restarted.
             self._closing.wait(random.uniform(0.5, 1.0) * self._delay_s)
             self._delay_s = min(2.0 * self._delay_s, _LONGEST_DELAY_S)
@@ -255,13 +259,6 @@ class Registration:
             return False
         is_refused = isinstance(error, _Refused) and error.kind is RefusalKind.NOT_LIKE_THIS
         return is_refused or isinstance(error, AccessDeniedError)
-
-    def _log_failure(self, error: RlmeshError) -> None:
-        text = str(error)
-        # The same again and again would bury everything else.
-        level = logging.INFO if text == self._last_failure else logging.WARNING
-        self._last_failure = text
-        _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, text)
 
 
 class _Refused(ConfigurationError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,8 +239,7 @@ HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
 generations_of = HANDSHAKE.generations
 
 
-@dataclass(frozen=True, slots=True)
-class EnvConnection:
+class EnvConnection(NamedTuple):
     """A connection to an endpoint, for one session."""
 
     channel: grpc.Channel
@@ -507,10 +506,9 @@ class EnvClient:
         self.step_limit = Limit("step_timeout_s", step_timeout_s)
         self.reset_limit = Limit("reset_timeout_s", reset_timeout_s)
         self._start_timeout_s = start_timeout_s
-        connection = connect(connect_options, images)
-        self.answer, self.contract = connection.answer, connection.contract
-        self.dialect = connection.dialect
-        self._channel, self.session_id = connection.channel, connection.session_id
+        self._channel, self.answer, self.contract, metadata, self.session_id, self.dialect = (
+            connect(connect_options, images)
+        )
         try:
             self.direct_connector = DirectConnector(
                 self.answer.capabilities,
@@ -522,7 +520,7 @@ class EnvClient:
                 request_ticket=partial(
                     request_ticket,
                     connect_options,
-                    connection.channel,
+                    self._channel,
                     self._own_metadata,
                     self._server_timeout_ms(step_timeout_s),
                 ),
@@ -542,7 +540,7 @@ class EnvClient:
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
-        call = open_call(self._channel, _JOIN, connection.metadata)
+        call = open_call(self._channel, _JOIN, metadata)
         self.stream = JoinStream(call, connect_options.address, self._channel)
         self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address

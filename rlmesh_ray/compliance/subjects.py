@@ -50,7 +50,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.validation import ValidationMode, check
+from rlmesh_ray.spaces.validation import Checker, ValidationMode
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
@@ -608,7 +608,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse, ModelFailed]):
         spec = self._contract(route_id).action_space
         try:
             columns = values.decode_batch(spec, response.action, num_slots)
-            check(leaves(spec), columns, ValidationMode.OFF)
+            Checker(leaves(spec), ValidationMode.OFF).check(columns)
         except CodecError as error:
             raise ClauseBroken(f"actions for {num_slots} slots do not decode: {error}") from error
         except ConformanceError as error:

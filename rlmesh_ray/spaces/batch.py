@@ -44,7 +44,7 @@ __all__ = [
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     """Return ``value`` at the leaf's exact dtype and shape.
 
-    Bounds and domains are not checked here; see ``validation.check``.
+    Bounds and domains are not checked here; see ``validation.Checker``.
 
     Args:
         leaf: The leaf that the value belongs to.

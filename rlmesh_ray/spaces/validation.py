@@ -36,7 +36,6 @@ __all__ = [
     "ValidationMode",
     "Violation",
     "WarningCounter",
-    "check",
     "check_rewards",
     "coerce",
     "coerce_batch",
@@ -119,34 +118,25 @@ class Checker:
         self._is_range_checked = validation is not ValidationMode.OFF
 
     def check(self, columns: Sequence[Column]) -> list[Violation]:
-        """Check a batch; see the function ``check``."""
+        """Check a batch.
+
+        Args:
+            columns: One coerced column for each leaf.
+
+        Returns:
+            The range violations, at most one for each kind and leaf; empty unless the mode is WARN.
+
+        Raises:
+            ConformanceError: NaN, or an element outside the domain of its Discrete,
+                MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
+                its range (``"range"``).
+        """
         violations: list[Violation] = []
         for rule, column in zip(self._rules, columns, strict=True):
             violations += rule.violations(column, is_range_checked=self._is_range_checked)
         if violations and self._is_strict:
             raise _rejected(violations[0])
         return violations
-
-
-def check(
-    leaves_: Sequence[Leaf], columns: Sequence[Column], validation: ValidationMode
-) -> list[Violation]:
-    """Check a batch: structural rules always, range rules as ``validation`` says.
-
-    Args:
-        leaves_: Leaves of the space.
-        columns: One coerced column for each leaf.
-        validation: Treatment of range violations.
-
-    Returns:
-        The range violations, at most one for each kind and leaf; empty unless the mode is WARN.
-
-    Raises:
-        ConformanceError: NaN, or an element outside the domain of its Discrete,
-            MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
-            its range (``"range"``).
-    """
-    return Checker(leaves_, validation).check(columns)
 
 
 def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Violation]:

@@ -25,7 +25,7 @@ class BatchCodec(Protocol):
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
         """Return the columns of a batch; arrays may be read-only views of ``data``.
 
-        Bounds and domains are not checked here; see ``spaces.validation.check``.
+        Bounds and domains are not checked here; see ``spaces.validation.Checker``.
 
         Args:
             data: Bytes of the batch, from the peer.

@@ -21,7 +21,7 @@ from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation import ValidationMode, check
+from rlmesh_ray.spaces.validation import Checker, ValidationMode
 from tests.compliance.conftest import zeros
 from tests.compliance.model_saboteurs import HasOneContractForAllRoutes, InsistsOnItsIds
 from tests.compliance.tampering import Sabotage, TamperingServer
@@ -138,7 +138,7 @@ def test_observations_for_checks_are_within_their_space_and_differ(space: Any) -
 
     columns = varied(spec, 32, seed=0)
 
-    assert check(leaves(spec), columns, ValidationMode.STRICT) == []
+    assert Checker(leaves(spec), ValidationMode.STRICT).check(columns) == []
     assert any(
         not np.array_equal(rows([column], 0)[0], rows([column], row)[0])
         for column in columns

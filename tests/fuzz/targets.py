@@ -52,7 +52,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, TextSpec
-from rlmesh_ray.spaces.validation import ValidationMode, check
+from rlmesh_ray.spaces.validation import Checker, ValidationMode
 from rlmesh_ray.wire import lane_calls_v1, observe_v1
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
@@ -278,7 +278,7 @@ def values(data: bytes) -> None:
         assert np.array_equal(np.asarray(left), np.asarray(right), equal_nan=_is_float(left))
     for policy in ValidationMode:
         try:
-            check(leaves(own), columns, policy)
+            Checker(leaves(own), policy).check(columns)
         except ConformanceError as error:
             str(error)
 

@@ -19,7 +19,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TupleSpec,
 )
-from rlmesh_ray.spaces.validation import ValidationMode, check, coerce_batch
+from rlmesh_ray.spaces.validation import Checker, ValidationMode, coerce_batch
 
 NAN = torch.nan
 
@@ -78,9 +78,9 @@ def test_only_actions_of_rows_with_nan_are_refused(spec: SpaceSpec, actions: Any
 
     before, _, after = split(coerce_batch(spec, marked, 3), [1, 1, 1])
     with pytest.raises(ConformanceError):
-        check(leaves(spec), coerce_batch(spec, marked, 3), ValidationMode.OFF)
+        Checker(leaves(spec), ValidationMode.OFF).check(coerce_batch(spec, marked, 3))
     for columns, row in ((before, 0), (after, 2)):
-        check(leaves(spec), columns, ValidationMode.OFF)
+        Checker(leaves(spec), ValidationMode.OFF).check(columns)
         expected = split(coerce_batch(spec, actions, 3), [1, 1, 1])[row]
         assert all(np.array_equal(*pair) for pair in zip(columns, expected, strict=True))
 

@@ -14,7 +14,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import BoxSpec
-from rlmesh_ray.spaces.validation import ValidationMode, check, coerce_batch
+from rlmesh_ray.spaces.validation import Checker, ValidationMode, coerce_batch
 from tests.odd_files import IRREGULAR, put
 
 CLIENT_SPACE = spaces.Dict(
@@ -108,7 +108,7 @@ def test_a_mapped_batch_lies_in_the_mapped_space(source: str, seed: int, statist
     columns = coerce_batch(space, mapped, NUM_LANES)
     for own, leaf in zip(columns, leaves(space), strict=True):
         assert own is mapped[leaf.name] or leaf.dtype is None  # has the dtype and shape already
-    assert check(leaves(space), columns, ValidationMode.STRICT) == []
+    assert Checker(leaves(space), ValidationMode.STRICT).check(columns) == []
 
 
 def test_the_first_lane_is_contained_in_gymnasiums_space() -> None:

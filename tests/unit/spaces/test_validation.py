@@ -11,7 +11,7 @@ from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import ValidationMode, Violation, check, coerce_batch, has_nan
+from rlmesh_ray.spaces.validation import Checker, ValidationMode, Violation, coerce_batch, has_nan
 from rlmesh_ray.testing.strategies import batches, gymnasium_spaces
 
 BOOL: Any = np.bool_  # gymnasium takes it; its annotations do not
@@ -23,7 +23,7 @@ def checked(
     space: Space, column: Any, validation: ValidationMode = ValidationMode.WARN
 ) -> list[Violation]:
     spec = from_gymnasium(space)
-    return check(leaves(spec), [column], validation)
+    return Checker(leaves(spec), validation).check([column])
 
 
 def refusal(space: Space, column: Any, validation: ValidationMode) -> ConformanceError:
@@ -165,7 +165,7 @@ def test_every_leaf_is_checked_and_named() -> None:
     spec = from_gymnasium(spaces.Dict({"a": UNIT, "b": spaces.Tuple([UNIT])}))
     far = np.array([[9.0, 0.0]])
 
-    found = check(leaves(spec), [far, far], ValidationMode.WARN)
+    found = Checker(leaves(spec), ValidationMode.WARN).check([far, far])
 
     assert [deviation.path for deviation in found] == ["a", "b.0"]
 
@@ -186,7 +186,7 @@ def test_the_low_end_of_every_space_conforms(space: Space) -> None:
     spec = from_gymnasium(space)
     value = lowest(space)
 
-    assert check(leaves(spec), stack(spec, [value, value]), ValidationMode.STRICT) == []
+    assert Checker(leaves(spec), ValidationMode.STRICT).check(stack(spec, [value, value])) == []
 
 
 def lowest(space: Space) -> Any:
@@ -214,7 +214,7 @@ def test_any_bits_are_reported_or_refused_and_never_break_the_check(data: st.Dat
 
 def kinds_of(spec: SpaceSpec, columns: list[Column]) -> set[str]:
     try:
-        deviations = check(leaves(spec), columns, ValidationMode.WARN)
+        deviations = Checker(leaves(spec), ValidationMode.WARN).check(columns)
     except ConformanceError as error:
         return {error.kind}
     return {deviation.kind for deviation in deviations}
