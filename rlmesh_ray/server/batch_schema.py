@@ -16,6 +16,7 @@ from rlmesh_ray.models.policy import ChunkRouteRows, RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import (
     chunk_steps,
+    coerce,
     flatten,
     horizon_hint,
     split,
@@ -24,7 +25,7 @@ from rlmesh_ray.spaces.batch import (
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import coerce, structure_checker
+from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.wire.batch_codec import BatchCodecs, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)

@@ -29,23 +29,6 @@ from rlmesh_ray.spaces.spec import (
 )
 from rlmesh_ray.spaces.vector_infos import lane_entries
 
-__all__ = [
-    "WARNING_KEY",
-    "Checker",
-    "ConformanceWarning",
-    "ValidationMode",
-    "Violation",
-    "WarningCounter",
-    "check_rewards",
-    "coerce",
-    "coerce_batch",
-    "has_nan",
-    "structure_checker",
-    "warnings_as_maps",
-    "warnings_as_texts",
-    "warnings_info",
-]
-
 _FEW = 1024
 """Up to this many numbers, a dot product takes half the time of a minimum."""
 
