@@ -1,5 +1,6 @@
 """Registration of an endpoint with a pool, repeated whenever the connection breaks."""
 
+import itertools
 import logging
 import random
 import threading
@@ -11,6 +12,7 @@ from rlmesh_ray.auth.tls import ClientTls
 from rlmesh_ray.auth.token_file import registration_token
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.join_stream import CallDeadline
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
@@ -197,16 +199,14 @@ class Registration:
         is_registered = False
         late = threading.Event()
 
-        def give_up() -> None:
+        def give_up(_: float) -> None:
             late.set()
             call.cancel()
 
-        patience = threading.Timer(_ANSWER_S, give_up)
-        patience.daemon = True
-        patience.start()
         try:
-            for data in call:
-                patience.cancel()
+            with CallDeadline(_ANSWER_S, give_up):
+                first = list(itertools.islice(call, 1))
+            for data in itertools.chain(first, call):
                 answer = wire.parse_registration_reply(data)
                 if isinstance(answer, RegistrationRefused):
                     return _Refused(answer.kind, f"{address}: {answer.message}")
@@ -221,7 +221,6 @@ class Registration:
         except CodecError as error:
             return EndpointLostError(f"the answer is malformed ({error})", address)
         finally:
-            patience.cancel()
             call.cancel()
         return EndpointLostError("the registrar has ended the connection", address)
 

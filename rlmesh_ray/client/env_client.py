@@ -333,43 +333,6 @@ def _connection(
     return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
 
 
-def call_lanes(
-    channel: grpc.Channel, call: LaneCall, metadata: Metadata, address: str, timeout_s: float
-) -> tuple[Any, ...]:
-    """Make ``call`` and return its results.
-
-    Args:
-        channel: Channel to the endpoint.
-        call: The call.
-        metadata: The metadata of the session's Join.
-        address: For error messages.
-        timeout_s: How long to wait.
-
-    Raises:
-        CodecError: An argument cannot travel; nothing was sent.
-        RemoteEnvError: The environment raised, or the endpoint refused.
-        EndpointError: No answer came; the class says why.
-    """
-    data = lane_calls_v1.pack_call(call)
-    try:
-        reply = channel.unary_unary(lane_calls_v1.CALL)(
-            data, timeout=timeout_s + allowance_s(timeout_s), metadata=metadata
-        )
-    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
-        raise EndpointClosedError("the session is closed", address) from error
-    except grpc.RpcError as error:
-        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
-            raise EndpointLostError("the session is not open any more", address) from error
-        raise translate_grpc_error(error, address, is_open=True) from error
-    try:
-        results = lane_calls_v1.parse_response(reply)
-    except CodecError as error:
-        raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
-    if isinstance(results, CallFailed):
-        raise RemoteEnvError(results.code.name, results.message, True, results.debug_info)
-    return results
-
-
 def request_ticket(
     connect_options: ConnectOptions,
     channel: grpc.Channel,
@@ -887,7 +850,7 @@ class EnvClient:
         timeout_ms = self._server_timeout_ms(limit.seconds)
         call = LaneCall(name, arguments, lanes, num_before, timeout_ms)
         try:
-            results = call_lanes(self._channel, call, self.metadata, self.address, limit.seconds)
+            results = self._exchange(call, limit.seconds)
         except (CodecError, AccessDeniedError):
             raise  # the call has not reached the session
         except RemoteEnvError as error:
@@ -901,6 +864,33 @@ class EnvClient:
             self.session.fail_if_interrupted(error)
             raise
         numbers.sent()
+        return results
+
+    def _exchange(self, call: LaneCall, timeout_s: float) -> tuple[Any, ...]:
+        """Make a call and return its results.
+
+        Raises:
+            CodecError: An argument cannot travel; nothing was sent.
+            RemoteEnvError: The environment raised, or the endpoint refused.
+            EndpointError: No answer came; the class says why.
+        """
+        data = lane_calls_v1.pack_call(call)
+        try:
+            reply = self._channel.unary_unary(lane_calls_v1.CALL)(
+                data, timeout=timeout_s + allowance_s(timeout_s), metadata=self.metadata
+            )
+        except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+            raise EndpointClosedError("the session is closed", self.address) from error
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+                raise EndpointLostError("the session is not open any more", self.address) from error
+            raise translate_grpc_error(error, self.address, is_open=True) from error
+        try:
+            results = lane_calls_v1.parse_response(reply)
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
+        if isinstance(results, CallFailed):
+            raise RemoteEnvError(results.code.name, results.message, True, results.debug_info)
         return results
 
     def _when_started(self, ask: Callable[[], T]) -> T:

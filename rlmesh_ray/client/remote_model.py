@@ -441,6 +441,9 @@ class RemoteModel(NotPicklable):
     ) -> Any:
         """Return the next actions of each row: for this step and those after it.
 
+        A route returns either single actions or chunks, and opens anew when the other kind is asked
+        for. Threads that ask for both use a route for each.
+
         Args:
             observation: See ``predict``.
             route_id: See ``predict``.
