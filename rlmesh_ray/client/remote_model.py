@@ -148,7 +148,8 @@ class ModelSessionStream:
         """The stream of the requests."""
         self._dialect = dialect
         self._address = address
-        self._awaited: dict[str, _Answer] = {}
+        self.awaited: dict[str, _Answer] = {}
+        """Where the answers to requests go, by the requests' ids."""
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
         self._session = ModelClientSession(address)
@@ -185,7 +186,7 @@ class ModelSessionStream:
                 if waiting is None:
                     waiting = deque(make(self._request_ids))
                 request = waiting.popleft()
-                self._awaited[request.request_id] = answer
+                self.awaited[request.request_id] = answer
                 self.stream.send(request.frame)
             reply = self._result(request, answer, timeout_s)
             if not waiting:
@@ -210,7 +211,7 @@ class ModelSessionStream:
             reply = answer.get(timeout=timeout_s)
         except queue.Empty:
             with self._lock:
-                self._awaited.pop(request.request_id, None)
+                self.awaited.pop(request.request_id, None)
             raise timeout_error(timeout_s, self._address) from None
         if isinstance(reply, RlmeshError):
             raise reply
@@ -226,7 +227,7 @@ class ModelSessionStream:
         """
         reply = self._dialect.read(frame)
         with self._lock:
-            answer = self._awaited.pop(reply.request_id, None)
+            answer = self.awaited.pop(reply.request_id, None)
         if answer is not None:
             answer.put(reply)
 
@@ -234,7 +235,7 @@ class ModelSessionStream:
         """Note that the stream has ended; threads that wait get an error."""
         with self._lock:
             error = self._session.lose(error)
-            answers, self._awaited = list(self._awaited.values()), {}
+            answers, self.awaited = list(self.awaited.values()), {}
         for answer in answers:
             answer.put(error)
 

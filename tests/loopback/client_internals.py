@@ -54,7 +54,7 @@ def hang_up(client: EnvClient) -> None:
 def num_unanswered(client: Client) -> int:
     """Return how many requests on the Join stream wait for their answers."""
     if isinstance(client, RemoteModel):
-        return len(model_session_stream(client)._awaited)
+        return len(model_session_stream(client).awaited)
     session = client.session
     return session.num_sent - session.num_received
 
