@@ -16,8 +16,8 @@ from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
+from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import (
     ServerToken,
     TokenFile,

@@ -15,7 +15,7 @@ from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
-from rlmesh_ray.auth.tls import ClientTlsSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import (
     TokenSource,
     bearer_value,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
+    from rlmesh_ray.auth.client_tls import ClientTls
     from rlmesh_ray.auth.ray_credentials import RayTls
-    from rlmesh_ray.auth.tls import ClientTls, ServerTls
+    from rlmesh_ray.auth.server_tls import ServerTls
     from rlmesh_ray.auth.token_file import TokenFile
     from rlmesh_ray.client.action_player import ActionPlayer, ChunkPlayer
     from rlmesh_ray.client.channel import ConnectOptions
@@ -38,7 +39,7 @@ _HOMES = {
     "ActionPlayer": "rlmesh_ray.client.action_player",
     "AutoresetMode": "rlmesh_ray.spaces.contract",
     "ChunkPlayer": "rlmesh_ray.client.action_player",
-    "ClientTls": "rlmesh_ray.auth.tls",
+    "ClientTls": "rlmesh_ray.auth.client_tls",
     "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",
     "EndpointObserver": "rlmesh_ray.client.observer",
@@ -56,7 +57,7 @@ _HOMES = {
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
-    "ServerTls": "rlmesh_ray.auth.tls",
+    "ServerTls": "rlmesh_ray.auth.server_tls",
     "Slots": "rlmesh_ray.client.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",
     "evaluate": "rlmesh_ray.evaluation.run",

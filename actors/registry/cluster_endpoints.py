@@ -9,8 +9,8 @@ import ray
 from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, find_registry
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource, derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rlmesh_ray.auth.pem import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
-from rlmesh_ray.auth.tls import file_path
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.files import open_file
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from rlmesh_ray import __version__
-from rlmesh_ray.auth.tls import ClientTlsSource, resolve_client_tls
+from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource, bearer_value, client_token_of
 from rlmesh_ray.dialects.registry import DialectSettings, load_generations, model_dialects
 from rlmesh_ray.errors import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.token_file import registration_token
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.client.fork_guard import ForkGuard

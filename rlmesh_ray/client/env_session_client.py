@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Protocol, TypedDict
 
-from rlmesh_ray.auth.tls import ClientTlsSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands

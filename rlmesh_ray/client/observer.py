@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from rlmesh_ray.auth.tls import ClientTlsSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.client.fork_guard import ForkGuard

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from rlmesh_ray.auth.tls import ClientTlsSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.action_player import ActionPlayer, Blend
 from rlmesh_ray.client.channel import ConnectOptions, ServiceHandshake

@@ -4,7 +4,7 @@ import logging
 import socket
 from typing import Any
 
-from rlmesh_ray.auth.tls import ServerTls, TlsSource, resolve_server_tls
+from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
 from rlmesh_ray.auth.token_file import ServerToken, token_store
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError

@@ -21,7 +21,7 @@ from rlmesh_ray.options import (
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS, edition_sha256
 
 if TYPE_CHECKING:
-    from rlmesh_ray.auth.tls import TlsSource
+    from rlmesh_ray.auth.server_tls import TlsSource
 
 _FREE_PORT = "127.0.0.1:0"
 _ELSEWHERE = {

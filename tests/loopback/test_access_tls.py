@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.dialects.rllink import wire as m

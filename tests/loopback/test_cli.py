@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.auth.tls import ServerTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health

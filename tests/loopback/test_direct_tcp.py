@@ -18,7 +18,8 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ListenOptions, RemoteVectorEnv
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, request_ticket, shake_hands
 from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError

@@ -18,7 +18,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import StepResult
 from rlmesh_ray.client.join_stream import JoinStream

@@ -25,7 +25,7 @@ from rlmesh_ray import (
     RemoteVectorEnv,
     evaluate,
 )
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health

@@ -19,7 +19,8 @@ from gymnasium import spaces
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from rlmesh_ray import ListenOptions, ModelServer, RemoteModel, TokenFile
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.dialects.openpi import server as openpi_server
 from rlmesh_ray.dialects.openpi.wire import pack
 from rlmesh_ray.errors import AddressError, ConfigurationError, ContractMismatchError, ListenError

@@ -19,7 +19,8 @@ import grpc
 import pytest
 
 from rlmesh_ray import ModelServer, RemoteEnv
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.auth.token_file import endpoint_token, registration_token
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client import endpoint_registration as registration_module

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from rlmesh_ray import ModelServer
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import shake_hands
 from rlmesh_ray.errors import (

@@ -23,7 +23,7 @@ import torch
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel
-from rlmesh_ray.auth.tls import ServerTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake

@@ -25,7 +25,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.actors import EnvPool
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.auth.token_file import endpoint_token
 from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
 from rlmesh_ray.errors import (

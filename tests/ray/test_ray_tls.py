@@ -20,7 +20,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray import RemoteEnv, evaluate
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.actors import EnvFleet, ModelFleet
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.rllib import configure
 

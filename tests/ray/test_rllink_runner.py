@@ -16,7 +16,8 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_RL_MODULE
 
-from rlmesh_ray.auth.tls import ClientTls, ServerTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.dialects.rllink.client import RAY, LocalAgent, RemoteAgent, RLlinkClient
 from rlmesh_ray.errors import (
     AddressError,

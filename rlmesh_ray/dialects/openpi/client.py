@@ -31,7 +31,7 @@ from websockets.exceptions import (
 from websockets.frames import CloseCode
 from websockets.http11 import Response
 
-from rlmesh_ray.auth.tls import resolve_client_tls
+from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.model_dialect import (

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from rlmesh_ray.auth.tls import ClientTlsSource, resolve_client_tls
+from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.dialects.rllink import wire as m

@@ -8,7 +8,7 @@ from typing import TypeVar, Unpack, cast
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.env_fleet import EnvFleet
-from rlmesh_ray.auth.tls import ClientTlsSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning

@@ -7,8 +7,8 @@ from typing import Any, Protocol, Self
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.registry.assignment_table import Assignment
+from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.tls import ClientTls, ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.dialects.registry import DialectSettings

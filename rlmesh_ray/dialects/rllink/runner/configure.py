@@ -8,7 +8,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.auth.tls import TlsSource
+from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
 from rlmesh_ray.dialects.rllink.runner.listen_plan import (

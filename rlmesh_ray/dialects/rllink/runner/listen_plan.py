@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.auth.tls import TlsSource
+from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits

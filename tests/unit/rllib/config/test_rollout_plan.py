@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.actors.registry.assignment_table import Assignment
-from rlmesh_ray.auth.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
