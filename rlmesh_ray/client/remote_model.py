@@ -390,10 +390,10 @@ class RemoteModel(NotPicklable):
             self._require_chosen(wanted, known)
         except ConfigurationError:
             before = self._routes.get(route_id)
-            if before is None:
-                self._release(route_id)
-            else:
+            if before is not None and before.served:
                 self._open(route_id, before.contract, before.served)
+            else:
+                self._release(route_id)
             raise
         self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1, 1)
         return route_id
