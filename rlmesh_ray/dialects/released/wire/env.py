@@ -87,10 +87,6 @@ def pack_request(
     return require_size(request, frame, max_bytes)
 
 
-def _configure(message: pb.JoinRequest) -> Configure:
-    return Configure(message.request_id, message.configure.selected_workflow_edition)
-
-
 def _reset(message: pb.JoinRequest) -> Reset:
     body = message.reset
     return Reset(
@@ -120,10 +116,6 @@ def _render(message: pb.JoinRequest) -> Render:
     return Render(message.request_id, b"", timeout_ms, few(body.env_indices, "lanes"))
 
 
-def _close(message: pb.JoinRequest) -> Close:
-    return Close(message.request_id, message.close.reason)
-
-
 def _ids(told: Sequence[str]) -> tuple[str, ...]:
     ids = few(told, "episode ids")
     longest = max(map(len, ids), default=0)
@@ -135,11 +127,13 @@ def _ids(told: Sequence[str]) -> tuple[str, ...]:
 
 
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
-    "configure": _configure,
+    "configure": lambda message: Configure(
+        message.request_id, message.configure.selected_workflow_edition
+    ),
     "reset": _reset,
     "step": _step,
     "render": _render,
-    "close": _close,
+    "close": lambda message: Close(message.request_id, message.close.reason),
 }
 
 
