@@ -346,16 +346,6 @@ def test_an_action_out_of_range_is_refused_and_never_wraps(from_zero: bool) -> N
         assert (sent.uint8s.array == b"\x06") if from_zero else sent.bools.array == [True]
 
 
-def test_lanes_that_do_not_exist_are_refused() -> None:
-    with Peer() as peer:
-        env = client(peer)
-        for lanes in ((2,), (-1,), (0, 0)):
-            with pytest.raises(LocalProtocolError, match="some of 2"):
-                env.reset(lanes=lanes)
-        assert "reset" not in peer.kinds()
-        env.close()
-
-
 def test_asking_for_the_wrong_answer_loses_none() -> None:
     with Peer() as peer:
         env = client(peer)

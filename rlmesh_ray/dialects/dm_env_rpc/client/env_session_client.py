@@ -140,6 +140,8 @@ class WorldClient:
             except BaseException:
                 self.joiner.leave()
                 raise
+        self._held: list[LaneAgent] = []
+        """Agents whose requests wait until the steps of the other lanes have been answered."""
         self._values = ValueCheck(
             self.contract.observation_space,
             self.contract.num_envs,
@@ -202,17 +204,11 @@ class WorldClient:
 
         Raises:
             ConfigurationError: A setting cannot be encoded; nothing was sent.
-            LocalProtocolError: There are not as many seeds as lanes, or no such lanes; nothing
-                was sent.
+            LocalProtocolError: Steps of one world have not been answered; nothing was sent.
             EndpointError: The session is over.
         """
         self._require_open()
-        width = self.contract.num_envs
-        chosen = tuple(lanes) or tuple(range(width))
-        if len(set(chosen)) < len(chosen) or not all(0 <= lane < width for lane in chosen):
-            raise LocalProtocolError(f"lanes {list(chosen)} are not some of {width}, each once")
-        if seeds and len(seeds) != len(chosen):
-            raise LocalProtocolError(f"{len(seeds)} seeds for {len(chosen)} lanes")
+        chosen = tuple(lanes) or tuple(range(self.contract.num_envs))
         if seeds and self._seed is None:
             warnings.warn(
                 f"{self.address} does not get the seed, since dm_env_rpc has no name for it; if "
@@ -223,7 +219,7 @@ class WorldClient:
             seeds = ()
         with self._ending(RlmeshError):  # those are raised before anything is sent
             own = self._reset_settings(chosen, seeds, options)
-            if self._are_held and not all(agent.held for agent, _ in own):
+            if self._held and not all(agent.held for agent, _ in own):
                 raise _unanswered()
             sent = []
             for agent, settings in own:
@@ -234,8 +230,9 @@ class WorldClient:
                 requests = [*resets, agent.blind_step]
                 if agent.held:
                     agent.held += requests
-                else:
-                    agent.send(requests)
+                    continue
+                for frame in requests:
+                    agent.stream.send(frame)
             begun = [(agent, bool(resets)) for agent, resets in sent]
             return self._note_sent(_Reset(chosen, tuple(seeds), begun))
 
@@ -276,7 +273,7 @@ class WorldClient:
         """
         self._require_open()
         with self._ending(RlmeshError):
-            if self._are_held:
+            if self._held:
                 raise _unanswered()
             is_alone = not self._pending
             requests = [
@@ -289,8 +286,9 @@ class WorldClient:
             for agent, request in zip(self._agents, requests, strict=True):
                 if begins_last and not agent.is_running:
                     agent.held = [request]
+                    self._held.append(agent)
                 else:
-                    agent.send([request])
+                    agent.stream.send(request)
             return self._note_sent(None)
 
     def receive_step(self, request_id: str) -> StepResult:
@@ -407,10 +405,6 @@ class WorldClient:
             for at, lane in enumerate(lanes)
         ]
 
-    @property
-    def _are_held(self) -> bool:
-        return any(agent.held for agent in self._agents)
-
     def _begin(self, agent: LaneAgent, has_reset: bool, end_s: float) -> RemoteEnvError | None:
         failure: RemoteEnvError | None = None
         if has_reset:
@@ -436,11 +430,14 @@ class WorldClient:
         rewards = np.zeros(width)
         terminated, truncated = np.zeros((2, width), np.bool_)
         failures: list[RemoteEnvError | None] = []
-        held = [agent for agent in self._agents if agent.held]
-        for agents in ([agent for agent in self._agents if not agent.held], held):
-            for agent in agents:
-                requests, agent.held = agent.held, []
-                agent.send(requests)
+        held, self._held = self._held, []
+        others = [agent for agent in self._agents if not agent.held] if held else self._agents
+        for agents in (others, held):
+            if agents is held:
+                for agent in held:
+                    requests, agent.held = agent.held, []
+                    for frame in requests:
+                        agent.stream.send(frame)
             for agent in agents:
                 row = agent.row
                 try:

@@ -232,6 +232,7 @@ class LaneAgent:
         address: str,
     ) -> None:
         self.joined = joined
+        self.stream = joined.open_stream
         self.row: int | slice = slice(None) if settings.batched else joined.lane
         """Its lanes."""
         self._state = None if settings.batched else LaneState(joined.lane, settings)
@@ -265,15 +266,11 @@ class LaneAgent:
         if self._state is not None:
             self._state.reset()
 
-    def send(self, requests: Sequence[bytes]) -> None:
-        for frame in requests:
-            self.joined.open_stream.send(frame)
-
     def receive(self, kind: str, end_s: float) -> Any:
         """Wait for the answer to the oldest request; errors name the lane."""
         where = "" if self._state is None else f"lane {self.joined.lane}: "
         try:
-            return self.joined.open_stream.receive(kind, end_s)
+            return self.stream.receive(kind, end_s)
         except RemoteEnvError as error:
             raise RemoteEnvError(
                 error.code, f"{where}{error.message}", True, error.debug_info

@@ -45,10 +45,6 @@ class Property:
     write: Callable[[object], None] | None = None
     """Raises CodecError for a value that it does not accept."""
 
-    @property
-    def parent(self) -> str:
-        return self.key.rpartition(".")[0]
-
     def flags(self) -> tuple[bool, bool, bool]:
         """Return whether it is readable, writable and listable."""
         is_node = self.dtype is DataType.INVALID
@@ -172,7 +168,7 @@ class Properties:
             if parent and parent not in nodes:
                 reason = f"there is nothing below property {parent[:_LONGEST_QUOTE]!r}"
                 raise WorldError(Code.NOT_FOUND, reason)
-            below = [each for each in known if each.parent == parent]
+            below = [each for each in known if each.key.rpartition(".")[0] == parent]
             entries += sorted(below, key=lambda each: each.key not in nodes)
         return entries
 

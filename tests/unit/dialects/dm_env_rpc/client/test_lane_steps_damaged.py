@@ -60,11 +60,15 @@ def stepped() -> bytes:
     return data
 
 
+STREAM: Any = object()
+"""Nothing is sent."""
+
+
 def world(frame: bytes) -> tuple[WorldContract, LaneAgent]:
     own = DmEnvRpcSettings()
     specs = specs_from_proto(frames.parse_answer(frame).join_world.specs)
     made = contract_of_world(specs, None, own, "here")
-    return made, LaneAgent(JoiningAgent(0), specs, made[1], made[2], own, "here")
+    return made, LaneAgent(JoiningAgent(0, STREAM), specs, made[1], made[2], own, "here")
 
 
 def read(frame: bytes, made: WorldContract, agent: LaneAgent) -> tuple[list[Any], float]:
