@@ -7,7 +7,7 @@ import contextlib
 import enum
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -105,21 +105,13 @@ def create_settings(settings: Mapping[str, Any]) -> CreateSettings:
     plain = plain_settings(settings)
     if isinstance(plain.get("args"), str) and plain["args"] in _NO_ARGS:
         del plain["args"]
-    reset_options = _order(plain)
-    missing = _take(plain, "missing_actions", MissingActions.HOLD.value, _TEXT)
-    choices = [each.value for each in MissingActions]
-    if missing not in choices:
-        raise CodecError(f"setting 'missing_actions' is {_quoted(missing)}, not one of {choices}")
-    min_agents = _take(plain, "min_agents", 1, _NATURAL)
-    timeout_s = _take(plain, "timeout_s", 0.0, _SECONDS)
-    reset_world_timeout_s = _take(plain, "reset_world_timeout_s", 60.0, _SECONDS)
-    _require_empty(plain, "create")
+    found = _converted(plain, "create", _CREATE)
     return CreateSettings(
-        reset_options,
-        MissingActions(missing),
-        max(min_agents, 1),
-        math.ceil(timeout_s * 1000),
-        reset_world_timeout_s,
+        ResetOptions(found.get("seed"), found.get(_OPTIONS, {})),
+        found.get("missing_actions", MissingActions.HOLD),
+        max(found.get("min_agents", 1), 1),
+        math.ceil(found.get("timeout_s", 0.0) * 1000),
+        found.get("reset_world_timeout_s", 60.0),
     )
 
 
@@ -129,14 +121,8 @@ def join_settings(settings: Mapping[str, Any]) -> JoinSettings:
     Raises:
         CodecError: One is unknown or malformed.
     """
-    plain = plain_settings(settings)
-    found = JoinSettings(
-        _take(plain, "lane", None, _NATURAL),
-        _take(plain, "agent", None, _TEXT),
-        _take(plain, "batched", False, _FLAG),
-    )
-    _require_empty(plain, "join")
-    return found
+    found = _converted(plain_settings(settings), "join", _JOIN)
+    return JoinSettings(found.get("lane"), found.get("agent"), found.get("batched", False))
 
 
 def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> ResetOptions:
@@ -149,45 +135,65 @@ def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> 
     Raises:
         CodecError: One is unknown or malformed.
     """
-    plain = plain_settings(settings)
-    lanes = _lanes(plain.pop("lanes")) if is_batched and "lanes" in plain else ()
-    reset_options = _order(plain)
-    _require_empty(plain, "batched reset" if is_batched else "reset")
-    return replace(reset_options, lanes=lanes)
+    name, kinds = ("batched reset", _BATCHED_RESET) if is_batched else ("reset", _RESET)
+    found = _converted(plain_settings(settings), name, kinds)
+    return ResetOptions(found.get("seed"), found.get(_OPTIONS, {}), found.get("lanes", ()))
 
 
-def as_seed(value: object, name: str = "setting 'seed'") -> int:
-    """Return the seed that a client has sent, as a number or as decimal text.
+def _converted(
+    plain: Mapping[str, object], name: str, kinds: "Mapping[str, _Kind]"
+) -> dict[str, Any]:
+    """Return the settings of a request; those of ``options.KEY`` are nested under ``options``.
+
+    Args:
+        plain: As ``plain_settings`` returns them.
+        name: Of the request.
+        kinds: The settings that it has.
+    """
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        prefix, _, path = key.partition(".")
+        if prefix == _OPTIONS and path and _OPTIONS_KEY in kinds:
+            _put(found.setdefault(_OPTIONS, {}), key, path.split("."), value)
+            continue
+        if key not in kinds:
+            known = ", ".join(kinds)
+            raise CodecError(f"there is no {name} setting {_quoted(key)}; there are {known}")
+        convert, expected = kinds[key]
+        found[key] = convert(value)
+        if found[key] is None:
+            raise CodecError(f"setting {key!r} is {_quoted(value)}, expected {expected}")
+    return found
+
+
+def as_seed(value: object, name: str) -> int:
+    """Return the seed in a property, as a number or as decimal text.
 
     Raises:
         CodecError: It is no integer, or negative.
     """
-    number = _as_natural(value)
-    if number is None or number > _LARGEST_SEED:
+    number = _as_seed(value)
+    if number is None:
         raise CodecError(f"{name} is {_quoted(value)}, expected an integer from 0 on")
     return number
 
 
-def _order(plain: dict[str, object]) -> ResetOptions:
-    seed: int | tuple[int, ...] | None = None
-    if "seed" in plain:
-        value = plain.pop("seed")
-        seed = tuple(map(as_seed, value)) if _is_vector(value) else as_seed(value)
-    prefix = f"{_OPTIONS}."
-    options: dict[str, Any] = {}
-    for key in [key for key in plain if key.startswith(prefix)]:
-        _put(options, key, key.removeprefix(prefix).split("."), plain.pop(key))
-    return ResetOptions(seed, options)
+def _as_seed(value: object) -> int | None:
+    number = _as_natural(value)
+    return None if number is None or number > _LARGEST_SEED else number
 
 
-def _lanes(value: object) -> tuple[int, ...]:
-    numbers = [_as_natural(each) for each in value] if _is_vector(value) else []
-    lanes = tuple(number for number in numbers if number is not None)
-    if not lanes or len(set(lanes)) < len(numbers):
-        raise CodecError(
-            f"setting 'lanes' is {_quoted(value)}, expected a list of different integers from 0 on"
-        )
-    return lanes
+def _as_seeds(value: object) -> int | tuple[int, ...] | None:
+    if not _is_vector(value):
+        return _as_seed(value)
+    seeds = tuple(seed for seed in map(_as_seed, value) if seed is not None)
+    return seeds if len(seeds) == len(value) else None
+
+
+def _as_lanes(value: object) -> tuple[int, ...] | None:
+    lanes = tuple(map(_as_natural, value)) if _is_vector(value) else ()
+    are_lanes = lanes and None not in lanes and len(set(lanes)) == len(lanes)
+    return lanes if are_lanes else None  # type: ignore[return-value]  # without None
 
 
 def _is_vector(value: object) -> TypeGuard[NDArray[Any]]:
@@ -208,29 +214,6 @@ def _put(options: dict[str, Any], key: str, path: list[str], value: object) -> N
     options[last] = value
 
 
-def _require_empty(plain: Mapping[str, object], kind: str) -> None:
-    known = {
-        "create": "seed, options.KEY, missing_actions, min_agents, timeout_s and "
-        "reset_world_timeout_s",
-        "join": "lane, agent and batched",
-        "reset": "seed and options.KEY",
-        "batched reset": "seed, options.KEY and lanes",
-    }[kind]
-    for key in plain:
-        raise CodecError(f"there is no {kind} setting {_quoted(key)}; there are {known}")
-
-
-def _take(plain: dict[str, object], key: str, default: Any, kind: "_Kind") -> Any:
-    if key not in plain:
-        return default
-    value = plain.pop(key)
-    convert, expected = kind
-    found = convert(value)
-    if found is None:
-        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected {expected}")
-    return found
-
-
 def _as_natural(value: object) -> int | None:
     if isinstance(value, str) and len(value) < 20 and value.isdecimal() and value.isascii():
         return int(value)
@@ -249,12 +232,34 @@ def _as_seconds(value: object) -> float | None:
     return number if 0 <= number <= 1e6 else None
 
 
+def _as_missing_actions(value: object) -> MissingActions | None:
+    choices = {each.value: each for each in MissingActions}
+    return choices.get(value) if isinstance(value, str) else None
+
+
 _Kind = tuple[Callable[[object], Any], str]
 """A function that returns a setting's value, None where it is of another kind; and its name."""
 _NATURAL: _Kind = (_as_natural, "an integer from 0 on")
 _SECONDS: _Kind = (_as_seconds, "a number from 0 to 1e6")
 _TEXT: _Kind = (lambda value: value if isinstance(value, str) else None, "a STRING")
 _FLAG: _Kind = (lambda value: value if isinstance(value, bool) else None, "a BOOL")
+_OPTIONS_KEY = f"{_OPTIONS}.KEY"
+_RESET: Mapping[str, _Kind] = {
+    "seed": (_as_seeds, "an integer from 0 on, or one a lane"),
+    _OPTIONS_KEY: (lambda _: None, "a value"),
+}
+_BATCHED_RESET = {**_RESET, "lanes": (_as_lanes, "a list of different integers from 0 on")}
+_CREATE = {
+    **_RESET,
+    "missing_actions": (
+        _as_missing_actions,
+        f"one of {[each.value for each in MissingActions]}",
+    ),
+    "min_agents": _NATURAL,
+    "timeout_s": _SECONDS,
+    "reset_world_timeout_s": _SECONDS,
+}
+_JOIN = {"lane": _NATURAL, "agent": _TEXT, "batched": _FLAG}
 
 
 def _quoted(value: object) -> str:

@@ -94,6 +94,7 @@ def test_what_is_not_known_is_refused_with_what_is(kind: str) -> None:
     [
         ("missing_actions", "unknown"),
         ("missing_actions", 1),
+        ("missing_actions", [1, 2]),
         ("min_agents", -1),
         ("timeout_s", np.nan),
         ("timeout_s", np.inf),
