@@ -13,7 +13,7 @@ import enum
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from dm_env_rpc.v1 import dm_env_rpc_pb2
@@ -37,26 +37,17 @@ error_details: Any = error_details_pb2
 class DataType(enum.IntEnum):
     """Data type of a tensor; also the number of its payload field in Tensor."""
 
-    numpy: np.dtype[Any]
-    """Little-endian dtype of the arrays; ``object`` where elements are not numbers."""
-
-    def __new__(cls, number: int, dtype: str = "O") -> Self:
-        member = int.__new__(cls, number)
-        member._value_ = number
-        member.numpy = np.dtype(dtype)
-        return member
-
     INVALID = 0
     """Only in the spec of a property that has no value."""
-    FLOAT = 1, "<f4"
-    DOUBLE = 2, "<f8"
-    INT8 = 3, "i1"
-    INT32 = 4, "<i4"
-    INT64 = 5, "<i8"
-    UINT8 = 6, "u1"
-    UINT32 = 7, "<u4"
-    UINT64 = 8, "<u8"
-    BOOL = 9, "?"
+    FLOAT = 1
+    DOUBLE = 2
+    INT8 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+    UINT32 = 7
+    UINT64 = 8
+    BOOL = 9
     STRING = 10
     PROTO = 11
 
@@ -65,8 +56,27 @@ class DataType(enum.IntEnum):
         """Name of the payload field, such as ``"floats"``."""
         return f"{self.name.lower()}s"
 
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """Little-endian dtype of the arrays; ``object`` where elements are not numbers."""
+        return _NUMPY[self]
 
-_BY_NUMPY = {kind.numpy: kind for kind in DataType if kind.numpy.kind != "O"}
+
+_NUMPY: dict[DataType, np.dtype[Any]] = {
+    DataType.INVALID: np.dtype(object),
+    DataType.FLOAT: np.dtype("<f4"),
+    DataType.DOUBLE: np.dtype("<f8"),
+    DataType.INT8: np.dtype("i1"),
+    DataType.INT32: np.dtype("<i4"),
+    DataType.INT64: np.dtype("<i8"),
+    DataType.UINT8: np.dtype("u1"),
+    DataType.UINT32: np.dtype("<u4"),
+    DataType.UINT64: np.dtype("<u8"),
+    DataType.BOOL: np.dtype("?"),
+    DataType.STRING: np.dtype(object),
+    DataType.PROTO: np.dtype(object),
+}
+_BY_NUMPY = {dtype: kind for kind, dtype in _NUMPY.items() if dtype.kind != "O"}
 BY_FIELD = {kind.field: kind for kind in DataType}
 """By name of the payload field."""
 RAW_KINDS = {
@@ -149,7 +159,7 @@ def pack_tensor(value: Any) -> Any:
 
 def encode_payload(flat: Array, kind: DataType) -> bytes:
     if kind in RAW_KINDS:
-        return field(_FIRST_FIELD, flat.astype(kind.numpy, copy=False).tobytes())
+        return field(_FIRST_FIELD, flat.astype(_NUMPY[kind], copy=False).tobytes())
     if (
         flat.size > _FEW
         and flat.dtype.kind in "iu"
@@ -241,7 +251,7 @@ def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ..
 
 def flat_payload(carrier: Any, kind: DataType) -> Array:
     payload = getattr(carrier, kind.field)
-    dtype = kind.numpy
+    dtype = _NUMPY[kind]
     if kind in BYTES_KINDS:
         return np.frombuffer(payload.array, dtype)
     count = len(payload.array)
