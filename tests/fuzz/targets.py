@@ -23,10 +23,11 @@ from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     reset_settings,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, lane_agent
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import data_type, specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    data_type,
     encode_tensor,
     pack_tensor,
+    specs_from_proto,
     unpack_tensor,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pb as dm_env_rpc

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, contract_from_text
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import CONTRACT, contract_from_text
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.batch import flatten

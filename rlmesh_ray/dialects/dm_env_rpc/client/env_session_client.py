@@ -37,7 +37,7 @@ from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Set
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import WorldJoiner
 from rlmesh_ray.dialects.dm_env_rpc.protocol import DM_ENV_RPC
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, spec_to_proto, specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import AgentSpecs, spec_to_proto, specs_from_proto
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,

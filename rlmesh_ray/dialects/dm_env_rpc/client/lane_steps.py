@@ -16,13 +16,11 @@ from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import BATCH_FLAGS, TensorSpace
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
-    AgentSpecs,
-    TensorSpec,
-)
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    AgentSpecs,
     Array,
     DataType,
+    TensorSpec,
     encode_flat,
     flat_payload,
     kind_of,

@@ -13,18 +13,19 @@ from typing import NoReturn
 import numpy as np
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     ACTION,
     OBSERVATION,
     REWARD,
     TERMINATED,
     TRUNCATED,
     AgentSpecs,
+    Array,
+    DataType,
     TensorSpec,
     data_type,
     tensor_name,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import leaves

@@ -21,8 +21,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, contract_from_text
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import CONTRACT, contract_from_text, unpack_tensor
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,

@@ -18,8 +18,14 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import ResetOptions, as_seed, plain_setting
 from rlmesh_ray.dialects.dm_env_rpc.server.worlds import WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, contract_to_text
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType, pack_tensor, pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    CONTRACT,
+    DataType,
+    contract_to_text,
+    pack_tensor,
+    pb,
+    properties,
+)
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.protobuf import field, parse
 

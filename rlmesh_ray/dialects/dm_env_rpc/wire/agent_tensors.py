@@ -12,28 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     ACTION,
     OBSERVATION,
     PRESENT,
+    RAW_KINDS,
     REWARD,
     TERMINATED,
     TRUNCATED,
     AgentSpecs,
-    TensorSpec,
-    specs_to_proto,
-    tensor_name,
-    tensor_spec,
-)
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
-    RAW_KINDS,
     Array,
     DataType,
+    TensorSpec,
     encode_flat,
     flat_payload,
     kind_of,
     shape_field,
     shaped,
+    specs_to_proto,
+    tensor_name,
+    tensor_spec,
 )
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities

@@ -17,12 +17,12 @@ from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneAgent, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import WorldContract, contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     contract_from_text,
     contract_to_text,
     specs_from_proto,
+    unpack_tensor,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
 from rlmesh_ray.errors import RemoteProtocolError, RlmeshError
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract

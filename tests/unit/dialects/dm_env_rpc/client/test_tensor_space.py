@@ -15,13 +15,13 @@ from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
     contract_of_world,
     exact_space,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     AgentSpecs,
+    DataType,
     TensorSpec,
     tensor_name,
     tensor_spec,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium

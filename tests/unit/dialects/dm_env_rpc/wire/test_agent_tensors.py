@@ -18,7 +18,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
     all_lanes,
     lane_agent,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import TensorSpec
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.batch import Column, leaves

@@ -10,8 +10,9 @@ from dm_env_rpc.v1 import dm_env_utils, tensor_spec_utils
 from gymnasium import spaces
 from hypothesis import given
 
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     AgentSpecs,
+    DataType,
     TensorSpec,
     contract_from_text,
     contract_to_text,
@@ -22,7 +23,6 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     tensor_name,
     tensor_spec,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
