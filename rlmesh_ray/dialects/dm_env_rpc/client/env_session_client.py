@@ -37,7 +37,7 @@ from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Set
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import WorldJoiner
 from rlmesh_ray.dialects.dm_env_rpc.protocol import DM_ENV_RPC
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import AgentSpecs, spec_to_proto, specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import specs_from_proto
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -377,7 +377,7 @@ class WorldClient:
             specs = [specs_from_proto(agent.specs) for agent in joined]
         except CodecError as error:
             raise RemoteProtocolError(f"the specs are malformed: {error}") from error
-        _require_one_kind(specs, address)
+        _require_one_kind([agent.specs for agent in joined], address)
         contract, actions, observations = contract_of_world(specs[0], published, settings, address)
         return contract, [
             LaneAgent(agent, own, actions, observations, settings, address)
@@ -580,11 +580,12 @@ def _raise_first(failures: Sequence[RemoteEnvError | None]) -> None:
             raise failure
 
 
-def _require_one_kind(specs: Sequence[AgentSpecs], address: str) -> None:
+def _require_one_kind(specs: Sequence[Any], address: str) -> None:
+    """Require that ``pb.ActionObservationSpecs`` differ in uids only."""
     first, *others = [
         [
-            {spec.name: spec_to_proto(spec).SerializeToString(deterministic=True) for spec in own}
-            for own in (each.actions.values(), each.observations.values())
+            {spec.name: spec.SerializeToString(deterministic=True) for spec in own.values()}
+            for own in (each.actions, each.observations)
         ]
         for each in specs
     ]

@@ -292,10 +292,10 @@ def contract_of_world(
                 render_mode="",
             )
             return contract, exact_actions, exact_observations
-    if settings.batched:
+    if settings.batched and published is not None:
         raise HandshakeRefusedError(
-            f"{address}: the server's specs for a batch of lanes do not fit its contract; join "
-            "without batched=True"
+            "the server's specs for a batch of lanes do not fit its contract, "
+            f"{published.id} over {published.num_envs} lanes; join without batched=True"
         )
     actions = SpaceReader(settings, ACTION, address).read(specs.actions.values())
     observations = SpaceReader(settings, OBSERVATION, address).read(specs.observations.values())
