@@ -81,10 +81,11 @@ def test_episodes_end_before_such_a_reward_with_the_cause(endpoint: str, as_arra
     assert 100 <= sum(map(len, chunks)) == metrics["num_env_steps_sampled"].peek()
     assert all(np.isfinite(chunk.get_rewards()).all() for chunk in chunks)
     causes = [chunk.get_infos(-1).get(INTERRUPTED_KEY) for chunk in chunks if chunk.is_truncated]
-    assert len(causes) > 4
     assert all("the environment gave -inf as a reward in lane" in str(cause) for cause in causes)
-    assert metrics["num_episodes_interrupted_lifetime"].peek() >= len(causes)
-    assert metrics["num_env_step_failures_lifetime"].peek() > 1
+    assert "the environment gave -inf as a reward in lane" in runner.first_failure
+    # Some were truncated before their first step.
+    assert metrics["num_episodes_interrupted_lifetime"].peek() >= max(len(causes), 5)
+    assert metrics["num_env_step_failures"].peek() > 1
     assert metrics["num_episodes"].peek() == sum(chunk.is_terminated for chunk in chunks)
 
 
@@ -149,7 +150,7 @@ def test_an_environment_that_finishes_no_episode_for_it_ends_sampling_with_the_c
         runner.stop()
 
     assert given_up is caught.value
-    assert "lanes 0 to 1: the environment gave nan as a reward" in runner.first_failure
+    assert "lanes 0 to 1: INTERNAL: the environment gave nan as a reward" in runner.first_failure
 
 
 def test_several_agents_lose_the_step_together() -> None:
