@@ -170,7 +170,6 @@ HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "stable_baselines3", "torch"}
 LAZY_MODULES = {
     "compat/single_threaded_call.py": set(),
     "models/rllib/checkpoint.py": {"ray"},
-    "models/rllib/exported_policy.py": {"ray"},
     "models/rllib/fast_path.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
     "models/rllib/checkpoint_policy.py": {"ray"},

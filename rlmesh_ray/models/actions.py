@@ -84,11 +84,11 @@ class BatchBuckets:
             return [PaddedBatch(slice(0, num_rows), num_rows)]
         largest = self.sizes[-1]
         starts = range(0, num_rows, largest)
-        return [self._part(start, min(start + largest, num_rows)) for start in starts]
-
-    def _part(self, start: int, stop: int) -> PaddedBatch:
-        size = next(size for size in self.sizes if size >= stop - start)
-        return PaddedBatch(slice(start, stop), size)
+        parts = [slice(start, min(start + largest, num_rows)) for start in starts]
+        return [
+            PaddedBatch(rows, next(size for size in self.sizes if size >= rows.stop - rows.start))
+            for rows in parts
+        ]
 
 
 # --- the spaces of an environment -----------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 **Loading runs code**: RLlib checkpoints are unpickled, programs of torch are executed, a factory
 is called. So a name or path must never come from the network. RLlib checkpoints are the only files
-that are unpickled (see ``torch.exported_programs``); a factory may run any code. ONNX files have
-no code of their own (see ``onnx.file_policy``).
+that are unpickled (see ``load_program``); a factory may run any code. ONNX files have
+no code of their own (see ``OnnxFilePolicy``).
 """
 
 import importlib
@@ -204,7 +204,7 @@ def load_policy(
             "which runs in ONNX Runtime on one thread of the CPU: leave them out",
             impossible_inference="torch",
         )
-        from rlmesh_ray.models.onnx.file_policy import OnnxFilePolicy
+        from rlmesh_ray.models.onnx.onnx_models import OnnxFilePolicy
 
         return OnnxFilePolicy(path.read_bytes(), str(path), horizon=options.horizon or 1)
     if path.is_file():
@@ -269,12 +269,16 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
     from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy, TorchPolicy
 
     horizon = checked_horizon(getattr(module, "horizon", None), options.horizon, "the module")
-    device, buckets, inference = options.device, options.buckets, options.inference
+    given: Any = {
+        "device": options.device,
+        "buckets": options.buckets,
+        "inference": options.inference,
+    }
     if hasattr(module, "initial_state"):
         if horizon > 1:
             raise ConfigurationError(no_chunks_with_state(horizon))
-        return RecurrentTorchPolicy(module, device=device, buckets=buckets, inference=inference)
-    return TorchPolicy(module, device=device, buckets=buckets, inference=inference, horizon=horizon)
+        return RecurrentTorchPolicy(module, **given)
+    return TorchPolicy(module, **given, horizon=horizon)
 
 
 # --- RLlib -----------------------------------------------------------------------------
@@ -425,6 +429,12 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
         PolicyError: The file is damaged.
     """
     load = _loader(file)
+    try:
+        import torch  # noqa: F401  # whether it is there
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"{file} needs torch, which is not installed: pip install torch"
+        ) from error
     from rlmesh_ray.models.torch.module import torch_device
 
     torch_device(device)
@@ -442,7 +452,6 @@ def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
         raise ConfigurationError(f"{file} is not a policy; name {KINDS}")
     with zipfile.ZipFile(file) as archive:
         names = {_inner(name) for name in archive.namelist()}
-    _require_torch(file)
     if names.intersection(_LEGACY):
         raise ConfigurationError(
             f"{file} was written by an older torch.export, whose weights are pickles; "
@@ -464,15 +473,6 @@ def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
             "torch.export.save, and compile it here"
         )
     raise ConfigurationError(f"{file} is an archive without a policy; name {KINDS}")
-
-
-def _require_torch(file: Path) -> None:
-    try:
-        import torch  # noqa: F401  # whether it is there
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"{file} needs torch, which is not installed: pip install torch"
-        ) from error
 
 
 def _load_torchscript(file: Path, device: str) -> "torch.nn.Module":

@@ -50,8 +50,8 @@ class Policy(Protocol):
     All methods are called one after the other, and from one thread, unless its ``PolicyTraits``
     allow more. A lane is identified by its route's key and its index. It begins a new episode when
     a slot has ``reset`` set, or another episode id than before; an empty id (of clients of other
-    projects, and after an autoreset) does not count as another one. ``EpisodeStates`` of
-    ``lane_states`` keeps states by these rules.
+    projects, and after an autoreset) does not count as another one. ``EpisodeStates``
+    keeps states by these rules.
     """
 
     def check_contract(self, contract: EnvContract) -> None:

@@ -59,10 +59,6 @@ class PolicyWrapper:
         """See ``Policy.check_contract``."""
         self.policy.check_contract(contract)
 
-    def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """See ``Policy.predict``."""
-        return self.policy.predict(contract, rows)
-
     def forget(self, route_key: str, env_index: int | None) -> None:
         """See ``Policy.forget``."""
         self.policy.forget(route_key, env_index)

@@ -41,7 +41,7 @@ from tests.loopback.certificates import Authority, certified, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.released_join import ReleasedJoin
 from tests.ray.multi_agent_worlds import Climb
-from tests.unit.models.onnx.test_file_policy import looping
+from tests.unit.models.onnx.test_onnx_models import looping
 
 LIMIT_S = 240.0
 """Of a command that hangs; one that starts Ray takes a minute where the machine is busy."""

@@ -38,7 +38,7 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
 )
 from rlmesh_ray.models.onnx.action_draws import KINDS, ActionDraws
-from rlmesh_ray.models.onnx.onnx_session import OnnxSession, check_model
+from rlmesh_ray.models.onnx.onnx_models import OnnxSession, check_model
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.spec import DTYPES
 from rlmesh_ray.transport.tcp import enable_keepalive

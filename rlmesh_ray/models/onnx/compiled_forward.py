@@ -17,7 +17,7 @@ from torch import nn
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.nesting import filled, form, leaves, mapped
 from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph, evaluating
-from rlmesh_ray.models.onnx.onnx_session import OnnxSession
+from rlmesh_ray.models.onnx.onnx_models import OnnxSession
 from rlmesh_ray.models.torch.module import hooks_on, weight_tensors
 
 _LOG = logging.getLogger(__name__)

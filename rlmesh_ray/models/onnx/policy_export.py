@@ -1,7 +1,7 @@
 """Export of a whole policy as an ONNX file, proven before it is written.
 
 The graph goes from a batch of observations, as the environment gives them, to the greedy actions,
-as the environment takes them. ``file_policy`` runs such files.
+as the environment takes them. ``OnnxFilePolicy`` runs such files.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
 from rlmesh_ray.models.actions import zero_observations
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, difference
-from rlmesh_ray.models.onnx.file_policy import (
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+from rlmesh_ray.models.onnx.onnx_models import (
     OnnxFilePolicy,
     input_names,
     metadata_of,
     output_names,
 )
-from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
 from rlmesh_ray.models.torch.module import weight_tensors
 from rlmesh_ray.models.torch.policy import GreedyForward

@@ -23,7 +23,7 @@ from rlmesh_ray.models.onnx.action_draws import ActionDraws
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward, InferenceChoice
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.rllib.fast_path import FastForward, batch_of, is_switched_as_usual, narrowed
-from rlmesh_ray.models.torch.module import compiled
+from rlmesh_ray.models.torch.module import compiled, padded
 from rlmesh_ray.options import require_inference
 
 OUTPUT = Columns.ACTION_DIST_INPUTS
@@ -106,15 +106,8 @@ class BucketedForward:
         return self._torch(batch, t=self.env_steps) if self._explore else self._torch(batch)
 
 
-def _padded(batch: dict[str, Any], part: PaddedBatch) -> dict[str, Any]:
-    def padded(column: torch.Tensor) -> torch.Tensor:
-        rows = column[part.rows]
-        if part.size == part.num_rows:
-            return rows
-        return torch.cat([rows, rows.new_zeros((part.size - part.num_rows, *rows.shape[1:]))])
-
-    found: dict[str, Any] = tree.map_structure(padded, batch)
-    return found
+def _padded(batch: dict[str, Any], part: PaddedBatch) -> Any:
+    return tree.map_structure(lambda column: padded(column[part.rows], part.size), batch)
 
 
 def _cut(outputs: Any, part: PaddedBatch, num_parts: int) -> dict[str, Any]:

@@ -97,6 +97,11 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
 
 
+def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Return so many rows: these, then zeros."""
+    return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
+
+
 # --- weights -------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from rlmesh_ray.models.torch.module import (
     compiled,
     is_sequential,
     only_computes,
+    padded,
     replace_weights,
     torch_device,
     weights_of,
@@ -253,28 +254,14 @@ class TorchPolicy:
         return mapped(lambda array: self._tensor(array, part), value)
 
     def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
-        if self._device.type != "cpu":
-            return self._on_device(array, part)
-        if part.size == len(array):
+        rows = array if part.size == len(array) else array[part.rows]
+        if self._device.type == "cpu":
             # Values from the wire are read-only, which a tensor cannot be.
-            flags = array.flags
-            if not (flags.c_contiguous and flags.writeable):
-                array = array.copy()
+            is_usable = rows.flags.c_contiguous and rows.flags.writeable
+            tensor = torch.from_numpy(rows if is_usable else rows.copy())
         else:
-            padded = np.zeros((part.size, *array.shape[1:]), array.dtype)
-            padded[: part.num_rows] = array[part.rows]
-            array = padded
-        return torch.from_numpy(array)
-
-    def _on_device(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
-        """Copy rows to the device, once; padding is written there."""
-        rows = torch.from_numpy(_for_reading(array[part.rows]))
-        if part.size == part.num_rows:
-            return rows.to(self._device)
-        padded = rows.new_empty((part.size, *rows.shape[1:]), device=self._device)
-        padded[: part.num_rows] = rows
-        padded[part.num_rows :] = 0
-        return padded
+            tensor = torch.from_numpy(_for_reading(rows)).to(self._device)
+        return tensor if part.size == len(rows) else padded(tensor, part.size)
 
 
 def _for_reading(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
-from rlmesh_ray.models.onnx.onnx_session import OnnxSession
+from rlmesh_ray.models.onnx.onnx_models import OnnxSession
 from rlmesh_ray.models.torch.module import weight_tensors
 
 ROWS = torch.linspace(-1, 1, 8).reshape(2, 4)

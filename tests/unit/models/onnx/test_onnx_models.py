@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.onnx.file_policy import OnnxFilePolicy, metadata_of
+from rlmesh_ray.models.onnx.onnx_models import OnnxFilePolicy, metadata_of
 from rlmesh_ray.models.policy import RouteRows, Rows, UpdatablePolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
