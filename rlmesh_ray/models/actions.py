@@ -282,14 +282,12 @@ def _misfit(leaf: Leaf, value: NDArray[Any], before: tuple[int, ...]) -> PolicyE
     spec, actions_shape = leaf.spec, (*before, *leaf.shape)
     wanted, expected = f"actions {actions_shape}", actions_shape
     if isinstance(spec, DiscreteSpec):
-        if value.dtype.kind == "f":
-            expected = (*before, spec.n)
+        expected = (*before, spec.n) if value.dtype.kind == "f" else actions_shape
         wanted = f"float logits {(*before, spec.n)} or integer actions {actions_shape}"
     elif not isinstance(spec, BoxSpec):
         wanted = f"integer {wanted}"
-    more = horizon_hint(value.shape, expected)
-    if len(before) > 1:
-        more = f" (rows, horizon={before[1]}, …)"
+    steps = f" (rows, horizon={before[1]}, …)" if len(before) > 1 else ""
+    more = steps or horizon_hint(value.shape, expected)
     return PolicyError(
         f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
         f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}{more}"

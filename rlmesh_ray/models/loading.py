@@ -26,7 +26,6 @@ from rlmesh_ray.models.policy import (
     PolicyTraits,
     Rows,
     checked_horizon,
-    no_chunks_with_state,
     traits_of,
 )
 from rlmesh_ray.options import as_horizon, require_inference
@@ -268,15 +267,14 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
         )
     from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy, TorchPolicy
 
-    horizon = checked_horizon(getattr(module, "horizon", None), options.horizon, "the module")
+    own, has_state = getattr(module, "horizon", None), hasattr(module, "initial_state")
+    horizon = checked_horizon(own, options.horizon, "the module", has_state=has_state)
     given: Any = {
         "device": options.device,
         "buckets": options.buckets,
         "inference": options.inference,
     }
-    if hasattr(module, "initial_state"):
-        if horizon > 1:
-            raise ConfigurationError(no_chunks_with_state(horizon))
+    if has_state:
         return RecurrentTorchPolicy(module, **given)
     return TorchPolicy(module, **given, horizon=horizon)
 

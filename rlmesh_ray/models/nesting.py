@@ -19,7 +19,6 @@ def form(value: Any) -> tuple[Any, ...]:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield what is nested, in order."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, tuple | list):

@@ -128,21 +128,23 @@ def traits_of(policy: object) -> PolicyTraits:
     return traits if isinstance(traits, PolicyTraits) else PolicyTraits()
 
 
-def checked_horizon(declared: object, given: int | None, what: str) -> int:
+def checked_horizon(
+    declared: object, given: int | None, what: str, *, has_state: bool = False
+) -> int:
     """Return how many actions a policy chooses at once.
 
     Args:
         declared: The policy's own horizon; None: it has none.
         given: The operator's option, checked; None: left out.
         what: The policy, for messages.
+        has_state: Whether it is a recurrent module.
 
     Raises:
-        ConfigurationError: The policy's own is no number of actions, or another than the option.
+        ConfigurationError: The policy's own is no number of actions, or another than the option, or
+            it has a state.
     """
-    if declared is None:
-        return given or 1
     try:
-        horizon = as_horizon(declared)
+        horizon = (given or 1) if declared is None else as_horizon(declared)
     except ConfigurationError as error:
         raise ConfigurationError(f"the attribute horizon of {what}: {error}") from error
     if given not in (None, horizon):
@@ -150,15 +152,14 @@ def checked_horizon(declared: object, given: int | None, what: str) -> int:
             f"horizon={given} was given, and {what} says {horizon} itself: leave the option out, "
             "or change what it says"
         )
+    if has_state and horizon > 1:
+        raise ConfigurationError(
+            f"horizon={horizon} cannot be used with a recurrent module: its state would be that "
+            "after one observation, while the client acts several steps on without asking, and may "
+            "use fewer actions than it got; serve it with a horizon of 1, or a module without a "
+            "state"
+        )
     return horizon
-
-
-def no_chunks_with_state(horizon: int) -> str:
-    return (
-        f"horizon={horizon} cannot be used with a recurrent module: its state would be that after "
-        "one observation, while the client acts several steps on without asking, and may use fewer "
-        "actions than it got; serve it with a horizon of 1, or a module without a state"
-    )
 
 
 @runtime_checkable
@@ -213,7 +214,15 @@ class EpisodeStates(Generic[S]):
             PolicyError: A lane occurs twice, so that the order of its rows is unknown; nothing
                 has changed.
         """
-        self._require_distinct_lanes(rows)
+        seen: dict[str, set[int]] = {}
+        for route in rows.routes:
+            lanes_of_route = seen.setdefault(route.route_key, set())
+            lanes_of_route.update([slot.env_index for slot in route.slots])
+        if sum(map(len, seen.values())) < rows.num_rows:
+            raise PolicyError(
+                "a lane occurs twice in one batch, and this policy keeps state for each lane: "
+                "give every slot of a Predict an env_index of its own"
+            )
         states: list[S] = []
         for route in rows.routes:
             lanes = self._routes.setdefault(route.route_key, {}) if route.slots else {}
@@ -233,14 +242,3 @@ class EpisodeStates(Generic[S]):
                 self._freed(lanes.pop(index)[1])
         if not lanes:
             self._routes.pop(route_key, None)
-
-    def _require_distinct_lanes(self, rows: Rows) -> None:
-        seen: dict[str, set[int]] = {}
-        for route in rows.routes:
-            lanes = seen.setdefault(route.route_key, set())
-            lanes.update([slot.env_index for slot in route.slots])
-        if sum(map(len, seen.values())) < rows.num_rows:
-            raise PolicyError(
-                "a lane occurs twice in one batch, and this policy keeps state for each lane: "
-                "give every slot of a Predict an env_index of its own"
-            )

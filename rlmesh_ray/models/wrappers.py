@@ -56,11 +56,9 @@ class PolicyWrapper:
         return replace(traits, kind=traits.kind or type(self.policy).__name__)
 
     def check_contract(self, contract: EnvContract) -> None:
-        """See ``Policy.check_contract``."""
         self.policy.check_contract(contract)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """See ``Policy.forget``."""
         self.policy.forget(route_key, env_index)
 
 

@@ -6,7 +6,6 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import nn
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.nesting import filled, form, leaves, mapped
 from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph, evaluating
-from rlmesh_ray.models.onnx.onnx_models import OnnxSession
+from rlmesh_ray.models.onnx.onnx_models import OnnxSession, Weights
 from rlmesh_ray.models.torch.module import hooks_on, weight_tensors
 
 _LOG = logging.getLogger(__name__)
@@ -96,6 +95,7 @@ class CompiledForward:
             {f"input_{number}": leaf for number, leaf in enumerate(examples)},
             [f"output_{number}" for number, _ in enumerate(leaves(output))],
         )
+        # Without rows: these would be kept as long as the module.
         self._no_rows = [each.new_empty(0, *each.shape[1:]) for each in examples]
         # Arrays of their own, with other numbers than any module's until they are written to: a
         # session that does not see the change has made other numbers of them.
@@ -108,9 +108,7 @@ class CompiledForward:
         self._drops_nan = not _NAN_DROPPED.isdisjoint(graph.operations)
         self._indices = graph.index_inputs()
         self._is_broken = False
-        self._session = OnnxSession(self._serialized(), self._arrays)
-        self._digest = b""
-        """Of the weights of a session that was made for them alone."""
+        self._session = OnnxSession(self._serialized(self._arrays), self._arrays)
         # Tensors that were made in inference mode count no changes; nothing changes them in place.
         self._counted = [
             each for each in weight_tensors(module).values() if not each.is_inference()
@@ -120,7 +118,7 @@ class CompiledForward:
         self._load(graph.copy)
         if self._is_live and not self._is_alike(graph.copy, _positive(examples)):
             self._is_live = False
-            self._load(graph.copy)
+            self._session = OnnxSession(self._serialized(self._arrays))
         self._prove(graph.copy, _positive(examples))
         # With the weights of now, signed numbers, which are rounded otherwise where they are large.
         own = weight_tensors(module)
@@ -155,21 +153,16 @@ class CompiledForward:
         tensors, names = weight_tensors(module), self._graph.weight_names
         weights = {name: tensors[names[name]].numpy() for name in self._arrays}
         if not self._is_live:
-            digest = sha256()
-            for array in weights.values():
-                digest.update(array.tobytes())
-            if self._digest == digest.digest():  # a new session takes long
-                return
+            if all(np.array_equal(own, weights[name]) for name, own in self._arrays.items()):
+                return  # a new session takes long
+            self._session = OnnxSession(self._serialized(weights))
         for name, array in self._arrays.items():
             np.copyto(array, weights[name])
-        self._is_broken = self._drops_nan and any(map(_is_not_finite, self._arrays.values()))
-        if not self._is_live:
-            # Both at once, for other threads; and neither, where the session cannot be made.
-            self._session, self._digest = OnnxSession(self._serialized()), digest.digest()
+        self._is_broken = self._drops_nan and any(map(_is_not_finite, weights.values()))
 
-    def _serialized(self) -> bytes:
+    def _serialized(self, weights: Weights) -> bytes:
         names = self._graph.weight_names
-        return self._graph.serialized({names[each]: own for each, own in self._arrays.items()})
+        return self._graph.serialized({names[each]: own for each, own in weights.items()})
 
     def run(self, *inputs: Any) -> Any | None:
         """Return the module's outputs, as torch's; None: torch must be asked.
@@ -275,8 +268,8 @@ def _constants(module: nn.Module) -> list[tuple[Any, ...]]:
             if isinstance(value, dict | set) or value is None:
                 continue  # the most of them
             if isinstance(value, torch.Tensor):
-                version = 0 if value.is_inference() else value._version
-                found.append((name, id(value), version, value))
+                count = 0 if value.is_inference() else value._version
+                found.append((name, id(value), count, value))
             elif isinstance(value, int | float | np.generic) and name != "training":
                 found.append((name, value))
     return found
@@ -333,19 +326,17 @@ class InferenceChoice:
     Args:
         inference: ``"torch"``; ``"compiled"``, which raises where that is impossible; or
             ``"auto"``: compiled where that is possible.
-        compile: Makes the compiled module, from an example of its batch. It raises
+        compile: Makes a ``CompiledForward``, from an example of its batch. It raises
             ConfigurationError with the reason where that is impossible, or where the compiled
             module computes something else.
         device: Torch's type of the module's device. Only on a CPU ``compile`` is used; elsewhere
             the caller has torch compile the module, for ``"compiled"`` alone.
     """
 
-    def __init__(
-        self, inference: str, compile: Callable[..., CompiledForward], device: str = "cpu"
-    ) -> None:
+    def __init__(self, inference: str, compile: Callable[..., Any], device: str = "cpu") -> None:
         self._inference = self._asked = inference
         self._compile, self._device = compile, device
-        self._compiled: CompiledForward | None = None
+        self._compiled: Any | None = None
         # Contracts are checked in several threads.
         self._lock = threading.Lock()
         self._reason: str | None = "the first batch decides"
@@ -418,18 +409,15 @@ class InferenceChoice:
         compiled = self._compiled
         if compiled is None:
             return in_torch(*batch)
+        found = None
         try:
-            found, self._left_to_torch = compiled.run(*batch), None
+            found = compiled.run(*batch)
+            self._left_to_torch = _LEFT_TO_TORCH if found is None else None
         except ConfigurationError as error:
             self._refuse(error)
-            return in_torch(*batch)
         except Exception as error:  # noqa: BLE001  # as above; torch says what is wrong with it
             self._left_to_torch = _unexpected(error)
-            return in_torch(*batch)
-        if found is None:
-            self._left_to_torch = _LEFT_TO_TORCH
-            return in_torch(*batch)
-        return found
+        return in_torch(*batch) if found is None else found
 
     def _take(self) -> None:
         self._reason = None

@@ -232,10 +232,9 @@ def _declare_all(declared: Any, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _is_known(filename: str) -> bool:
     """Return whether a file is torch's or Ray's, whose branches check shapes."""
-    specs = map(importlib.util.find_spec, ("torch", "ray"))
     return any(
         Path(filename).is_relative_to(folder)
-        for spec in specs
+        for spec in map(importlib.util.find_spec, ("torch", "ray"))
         for folder in (spec and spec.submodule_search_locations) or ()
     )
 
@@ -264,7 +263,6 @@ class _Called(nn.Module):
 
 
 def evaluating(module: nn.Module) -> nn.Module:
-    """Return a copy of a module in evaluation mode."""
     copied = copy.deepcopy(module)
     with contextlib.suppress(NotImplementedError):  # programs of torch.export have one mode
         copied.eval()

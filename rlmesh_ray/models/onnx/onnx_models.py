@@ -1,6 +1,6 @@
 """ONNX models, run on one thread of the CPU without torch: sessions, and policies of files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ class OnnxSession:
             providers=["CPUExecutionProvider"],
             disabled_optimizers=["ConstantFolding"] if weights is not None else [],
         )
-        self._run = session.run
+        self._run: Callable[..., list[NDArray[np.generic]]] = session.run
         self.inputs = [_value(each) for each in session.get_inputs()]
         """The model's inputs, in their order."""
         self.outputs = [_value(each) for each in session.get_outputs()]
@@ -94,10 +94,7 @@ class OnnxSession:
         self._input_names = [each.name for each in self.inputs]
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[np.generic]]:
-        outputs: list[NDArray[np.generic]] = self._run(
-            None, dict(zip(self._input_names, inputs, strict=True))
-        )
-        return outputs
+        return self._run(None, dict(zip(self._input_names, inputs, strict=True)))
 
 
 def _value(declared: Any) -> OnnxValue:
@@ -241,8 +238,7 @@ class OnnxFilePolicy:
             raise
         except Exception as error:  # ONNX Runtime's errors have no base class of their own
             raise PolicyError(f"{name} cannot be loaded by ONNX Runtime: {error}") from error
-        metadata = self._session.metadata
-        self._spaces = _spaces_in(metadata, name)
+        self._spaces = _spaces_in(self._session.metadata, name)
         self._places = lru_cache(_MOST_SPACES)(self._place)
         sizes = {each.shape[0] for each in self._session.inputs if each.shape} - {None}
         if len(sizes) > 1 or 0 in sizes:
@@ -259,7 +255,7 @@ class OnnxFilePolicy:
             observation_space=observation_space,
             action_space=action_space,
             kind="ONNX",
-            algorithm=metadata.get(_ALGORITHM, ""),
+            algorithm=self._session.metadata.get(_ALGORITHM, ""),
             checks_concurrently=True,
             horizon=horizon,
             torch_reason=lambda: None,

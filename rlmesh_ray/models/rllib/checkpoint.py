@@ -55,9 +55,14 @@ class CheckpointParts:
         return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
 
 
-def pieces(parts: CheckpointParts) -> Iterator[Any]:
-    yield from _pieces(parts.env_to_module)
-    yield from _pieces(parts.module_to_env)
+def pieces(*pipelines: Any) -> Iterator[Any]:
+    """Yield the connectors of pipelines, also of those inside."""
+    for pipeline in pipelines:
+        for piece in pipeline.connectors:
+            if isinstance(piece, ConnectorPipelineV2):
+                yield from pieces(piece)
+            else:
+                yield piece
 
 
 def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
@@ -156,7 +161,7 @@ def _multi_agent(checkpoint: Path, reason: str) -> str:
 
 def _pipeline(folder: Path, device: str) -> Any:
     pipeline = ConnectorPipelineV2.from_checkpoint(folder)
-    for piece in _pieces(pipeline):
+    for piece in pieces(pipeline):
         if isinstance(piece, to_module.NumpyToTensor):
             # Its state has the device of the training.
             piece._device = device
@@ -165,16 +170,8 @@ def _pipeline(folder: Path, device: str) -> Any:
     return pipeline
 
 
-def _pieces(pipeline: Any) -> Iterator[Any]:
-    for piece in pipeline.connectors:
-        if isinstance(piece, ConnectorPipelineV2):
-            yield from _pieces(piece)
-        else:
-            yield piece
-
-
 def _check_pieces(checkpoint: Path, parts: CheckpointParts) -> None:
-    for piece in _pieces(parts.env_to_module):
+    for piece in pieces(parts.env_to_module):
         if isinstance(piece, to_module.AgentToModuleMapping):
             raise ConfigurationError(_multi_agent(checkpoint, "it maps agents to modules"))
         if isinstance(piece, to_module.PrevActionsPrevRewards) and piece.n_prev_rewards:
@@ -199,7 +196,7 @@ def _constructor(checkpoint: Path) -> dict[str, Any]:
 def _lookback(env_to_module: Any, constructor: dict[str, Any]) -> int:
     """Return how many steps back pipelines may read: the training's limit, or their options."""
     names = ("num_frames", "n_prev_actions", "n_prev_rewards")
-    wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
+    wanted = [getattr(piece, name, 0) for piece in pieces(env_to_module) for name in names]
     if constructor:
         ctor_args, _ = constructor["ctor_args_and_kwargs"]
         wanted.append(int(ctor_args[0]["episode_lookback_horizon"]))

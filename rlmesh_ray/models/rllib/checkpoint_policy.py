@@ -58,7 +58,6 @@ from rlmesh_ray.models.policy import (
     RouteRows,
     Rows,
     checked_horizon,
-    no_chunks_with_state,
 )
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts, load_checkpoint, pieces
 from rlmesh_ray.models.rllib.fast_path import (
@@ -148,19 +147,20 @@ class RllibPolicy:
         }
         is_array = allows_arrays(parts)
         own = getattr(parts.module, "horizon", None)
-        self._horizon = checked_horizon(own, horizon, "the RLModule")
+        has_state = parts.module.is_stateful()
+        self._horizon = checked_horizon(own, horizon, "the RLModule", has_state=has_state)
         if self._horizon > 1 and not is_array:
             raise ConfigurationError(
-                no_chunks_with_state(self._horizon)
-                if parts.module.is_stateful()
-                else f"horizon={self._horizon} needs RLlib's default connectors, and the "
-                "checkpoint has others, which handle one action at a time"
+                f"horizon={self._horizon} needs RLlib's default connectors, and the checkpoint has "
+                "others, which handle one action at a time"
             )
         kind = ArrayInference if is_array else EpisodeInference
         self._actor = kind(parts, self._run_module, explore=explore)
         self.traits = PolicyTraits(
             # Custom connectors may change their state before they raise.
-            is_repeatable=all(map(is_trusted, map(type, pieces(parts)))),
+            is_repeatable=all(
+                map(is_trusted, map(type, pieces(parts.env_to_module, parts.module_to_env)))
+            ),
             only_computes=is_array
             and not (inference == "compiled" and of_device.type != "cpu")
             and only_computes(parts.module, of_device)
@@ -272,18 +272,19 @@ class RllibPolicy:
     def _run_module(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
         outputs = self._forward(batch)
         acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
-        tensors = flatten_tree(acted_on)
-        is_nan = nan_rows(array_of(each) for each in tensors if each.is_floating_point())
+        is_nan = nan_rows(
+            array_of(each) for each in flatten_tree(acted_on) if each.is_floating_point()
+        )
         if is_nan is not None:
             outputs |= map_structure(lambda output: zeroed(output, is_nan), acted_on)
         return outputs, is_nan
 
     def _states(self) -> dict[str, Any]:
-        return {name: _state_of(pipeline) for name, pipeline in self._pipelines.items()}
+        return {name: copy.deepcopy(each.get_state()) for name, each in self._pipelines.items()}
 
     def _set_pipelines(self, states: Mapping[str, Any]) -> None:
         """Replace states, and act once, so that those that do not fit raise before a request."""
-        before = {name: _state_of(self._pipelines[name]) for name in states}
+        before = self._states()
         try:
             for name, state in states.items():
                 _require_pieces(name, state, self._pipelines[name])
@@ -332,10 +333,6 @@ def zeroed(output: torch.Tensor, is_nan: IsNan) -> torch.Tensor:
 
 
 # --- weights -------------------------------------------------------------------------------
-
-
-def _state_of(pipeline: Any) -> Any:
-    return copy.deepcopy(pipeline.get_state())
 
 
 def _module_pairs(module: Any, state: object) -> Pairs:

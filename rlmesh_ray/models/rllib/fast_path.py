@@ -88,8 +88,9 @@ class ArrayConnectors:
         fitting = module_to_env.connectors[_FITTING]
         self._action_struct = get_base_struct_from_space(action_space)
         # RLlib looks for a Box in each batch, and leaves all other actions as they are.
-        spec = from_gymnasium(action_space)
-        self._is_never_fitted = not isinstance(spec, (BoxSpec, DictSpec, TupleSpec))
+        self._is_never_fitted = not isinstance(
+            from_gymnasium(action_space), (BoxSpec, DictSpec, TupleSpec)
+        )
         self._fit: Any = None
         if fitting.normalize_actions:
             self._fit = unsquash_action
@@ -159,6 +160,7 @@ class FastForward:
         if self._layers is not None:
             self._hooks = hooks_on(module.encoder, module.pi)
         self._is_switched_as_usual = is_switched_as_usual(module)
+        self._forward: Callable[..., dict[str, Any]]
         if self._is_switched_as_usual:
             self._forward = module._forward_exploration if explore else module._forward_inference
         else:
@@ -171,8 +173,7 @@ class FastForward:
         # A forward pass may have switched a part of the module, perhaps for its dropout.
         if self._is_switched_as_usual and not _is_evaluating(self._module):
             self._module.eval()
-        output: dict[str, Any] = self._forward(batch, **time)
-        return output
+        return self._forward(batch, **time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(FastForward, explore=self._explore), (self._module,)
@@ -313,7 +314,7 @@ def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
     if logits.is_cpu and logits.dtype in _ALSO_NUMPYS:
         normalized = _normalized(logits)
         chosen = _drawn(torch.softmax(normalized, dim=-1))
-        logp = normalized.numpy()[_rows(len(chosen)), chosen]
+        logp = normalized.numpy()[np.arange(len(chosen)), chosen]
         # Else there were other numbers than finite ones and -inf: torch handles them below.
         if math.isfinite(logp.dot(logp)):
             return chosen, logp
@@ -342,11 +343,6 @@ def _drawn(probabilities: torch.Tensor) -> NDArray[np.int64]:
     times = torch.empty_like(probabilities).exponential_(1).numpy()
     indices: NDArray[np.int64] = np.divide(probabilities.numpy(), times, out=times).argmax(axis=1)
     return indices
-
-
-@lru_cache(maxsize=16)
-def _rows(count: int) -> NDArray[np.int64]:
-    return np.arange(count)
 
 
 def _diagonal_gaussian(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -90,17 +90,16 @@ class BucketedForward:
             batch: Columns of tensors (nested), one batch dimension first.
         """
         if not self._buckets.sizes:
-            return dict(self._run(batch))
+            return dict(self.inference.run(self._in_torch, batch))
         parts = self._buckets.parts(len(tree.flatten(batch)[0]))
-        outputs = [_cut(self._run(_padded(batch, part)), part, len(parts)) for part in parts]
+        outputs = [
+            _cut(self.inference.run(self._in_torch, _padded(batch, part)), part, len(parts))
+            for part in parts
+        ]
         if len(outputs) == 1:
             return outputs[0]
         joined: dict[str, Any] = tree.map_structure(lambda *of_parts: torch.cat(of_parts), *outputs)
         return joined
-
-    def _run(self, batch: dict[str, Any]) -> dict[str, Any]:
-        outputs: dict[str, Any] = self.inference.run(self._in_torch, batch)
-        return outputs
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
         return self._torch(batch, t=self.env_steps) if self._explore else self._torch(batch)
@@ -112,9 +111,8 @@ def _padded(batch: dict[str, Any], part: PaddedBatch) -> Any:
 
 def _cut(outputs: Any, part: PaddedBatch, num_parts: int) -> dict[str, Any]:
     def cut(column: torch.Tensor) -> torch.Tensor:
-        rows = column[: part.num_rows]
         # The next part may overwrite the output of this one.
-        return rows.clone() if num_parts > 1 else rows
+        return column[: part.num_rows].clone() if num_parts > 1 else column[: part.num_rows]
 
     return {key: tree.map_structure(cut, column) for key, column in outputs.items()}
 
@@ -305,7 +303,7 @@ def _undrawn(module: Any, batch: dict[str, Any], *, explore: bool) -> dict[str, 
     name, found = type(module).__name__, bare_forward(module, batch, explore=explore)
     if OUTPUT not in found or _DRAWN & found.keys():
         raise ConfigurationError(f"{name} chooses its actions itself")
-    for key, value in found.items():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigurationError(f"{name} has {key} among its outputs, which is no tensor")
+    others = [key for key, value in found.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        raise ConfigurationError(f"{name} has {others} among its outputs, which are no tensors")
     return found

@@ -368,11 +368,12 @@ def is_sequential(network: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def _is_known_layer(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:
-    is_hooked = any(getattr(part, name, True) for name in _HOOKS)
-    is_whole = None not in part._modules.values()
-    return type(part) in known and is_whole and not is_hooked and not _has_own_call(part)
-
-
-def _has_own_call(part: nn.Module) -> bool:
     own = vars(part)
-    return "forward" in own or "_forward" in own or own.get("_compiled_call_impl") is not None
+    return (
+        type(part) in known
+        and None not in part._modules.values()
+        and not any(getattr(part, name, True) for name in _HOOKS)
+        and "forward" not in own
+        and "_forward" not in own
+        and own.get("_compiled_call_impl") is None
+    )

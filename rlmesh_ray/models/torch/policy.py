@@ -5,7 +5,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -115,7 +114,7 @@ class TorchPolicy:
             module.eval()
         if device is not None:
             module.to(torch_device(device))
-        self._module = module
+        self._module: Any = module
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self._device = torch.device(device or "cpu") if first is None else first.device
         self._buckets = BatchBuckets(buckets)
@@ -255,23 +254,12 @@ class TorchPolicy:
 
     def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
         rows = array if part.size == len(array) else array[part.rows]
-        if self._device.type == "cpu":
-            # Values from the wire are read-only, which a tensor cannot be.
-            is_usable = rows.flags.c_contiguous and rows.flags.writeable
-            tensor = torch.from_numpy(rows if is_usable else rows.copy())
-        else:
-            tensor = torch.from_numpy(_for_reading(rows)).to(self._device)
+        # Values from the wire are read-only, which a tensor cannot be.
+        is_usable = rows.flags.c_contiguous and rows.flags.writeable
+        tensor = torch.from_numpy(rows if is_usable else rows.copy())
+        if self._device.type != "cpu":
+            tensor = tensor.to(self._device)
         return tensor if part.size == len(rows) else padded(tensor, part.size)
-
-
-def _for_reading(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array as torch takes it, without a copy; the tensor must not be written to."""
-    if not array.flags.c_contiguous:
-        return array.copy()
-    if array.flags.writeable:
-        return array
-    view = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-    return np.asarray(SimpleNamespace(__array_interface__=view, owner=array))
 
 
 def _kind(module: torch.nn.Module) -> str:
@@ -334,7 +322,7 @@ class RecurrentTorchPolicy(TorchPolicy):
         super().__init__(module, device=device, buckets=buckets, inference=inference)
         # A trial run takes rows of the table, so it must not run beside a batch.
         self.traits = replace(self.traits, checks_concurrently=False)
-        self._table = StateTable(module.initial_state, self._device)
+        self._table = StateTable(self._module.initial_state, self._device)
         self._lanes = EpisodeStates(self._table.allocate, self._table.release)
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:

@@ -297,10 +297,10 @@ def test_hooks_and_changes_in_place_act_once_a_module_is_compiled() -> None:
 
     with torch.no_grad():
         layer.bias.add_(1.0)
-    assert np.allclose(policy.predict(contract, rows), before + 1.0, atol=1e-5)
+    assert np.allclose(np.asarray(policy.predict(contract, rows)), before + 1.0, atol=1e-5)
 
     layer.register_forward_hook(lambda _module, _inputs, output: output * 2)
-    assert np.allclose(policy.predict(contract, rows), 2 * (before + 1.0), atol=1e-5)
+    assert np.allclose(np.asarray(policy.predict(contract, rows)), 2 * (before + 1.0), atol=1e-5)
 
 
 class Applied(torch.nn.Module):
