@@ -72,7 +72,7 @@ class BucketedForward:
         """Environment steps of the training; some modules' exploration depends on it."""
         self._torch: Forward = FastForward(module, explore=explore)
         named: Forward = module.forward_exploration if explore else module.forward_inference
-        if _gives_logits(module, explore):
+        if not explore and is_epsilon_greedy(module, explore=False):
             self._torch = named = partial(_logits, module)
         if inference == "compiled" and device.type != "cpu":
             self._torch = compiled(named, device, buckets)
@@ -151,22 +151,18 @@ class _NoTime:
 
 
 def forward_with_logits(module: Any, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
-    if _gives_logits(module, explore):
+    if not explore and is_epsilon_greedy(module, explore=False):
         return _logits(module, batch)
     return bare_forward(module, batch, explore=explore)
 
 
-def _gives_logits(module: Any, explore: bool) -> bool:
-    """Return whether a module's inference is run for logits that its own does not return.
-
-    DQN's returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
-    connectors choose the same actions from logits.
-    """
-    return not explore and type(module)._forward_inference is _DQN._forward_inference
-
-
 @torch.no_grad()
 def _logits(module: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """Return what DQN's inference chooses by, and does not return.
+
+    It returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
+    connectors choose the same actions from logits.
+    """
     outputs = dict(module.compute_q_values(batch))
     outputs[OUTPUT] = outputs.pop("qf_preds")
     return {key: outputs[key] for key in _KEPT & outputs.keys()}
