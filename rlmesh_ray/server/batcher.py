@@ -418,15 +418,9 @@ class Batcher:
         if self._queue.waiting:
             self._flush()
 
-    def _deliver_and_flush(
-        self,
-        batch: Sequence[PredictionRequest],
-        result: BatchResult,
-        run: TimedBatchRun,
-        begun_ns: int,
-    ) -> None:
+    def _deliver_and_flush(self, deliver: Callable[[], None]) -> None:
         """Answer a batch of the policy's thread, and let the delay of the next one begin."""
-        _deliver(batch, result, run, begun_ns)
+        deliver()
         if self._has_delay and self._queue.waiting and not self._is_collecting:
             self._flush()
 
@@ -448,11 +442,11 @@ class Batcher:
         try:
             with self._lock:
                 batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
-            result = self._run(batch) if batch else None
+            deliver = self._run(batch) if batch else None
         finally:
             self.executor.end_inline()
-        if result is not None:
-            _deliver(batch, *result)
+        if deliver is not None:
+            deliver()
         if self._queue.waiting and not self._is_collecting:  # more than a batch could hold
             self._collect_soon()
 
@@ -468,12 +462,12 @@ class Batcher:
         ):
             return False
         try:
-            result = self._run([request])
+            deliver = self._run([request])
         finally:
             self.executor.end_inline()
         # Requests that the answer leads to are queued: they must not be nested without limit.
         self._is_alone = False
-        _deliver([request], *result)
+        deliver()
         return True
 
     def _next_batch(self) -> Work | None:
@@ -485,12 +479,11 @@ class Batcher:
         return partial(self._run_in_thread, batch) if batch else None
 
     def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
-        result = self._run(batch)
         assert self._loop is not None  # predict was called
-        self._loop.call_soon_threadsafe(self._deliver_and_flush, batch, *result)
+        self._loop.call_soon_threadsafe(self._deliver_and_flush, self._run(batch))
 
-    def _run(self, batch: Sequence[PredictionRequest]) -> tuple[BatchResult, TimedBatchRun, int]:
-        """Run a batch; return its answers, its description for clients, and when it began, in ns.
+    def _run(self, batch: Sequence[PredictionRequest]) -> Callable[[], None]:
+        """Run a batch; return what answers its requests, to be called in the serving loop.
 
         Args:
             batch: At least one request.
@@ -516,14 +509,16 @@ class Batcher:
         took_ns = self._queue.free_since_ns - begun_ns
         self._busy_ns += took_ns
         self._latency_gate.note(took_ns * 1e-9)
-        return result, run, begun_ns
+        return partial(_deliver, batch, result.answers, run, begun_ns)
 
 
 def _deliver(
-    batch: Sequence[PredictionRequest], result: BatchResult, run: TimedBatchRun, begun_ns: int
+    batch: Sequence[PredictionRequest],
+    answers: Sequence[Actions | RlmeshError],
+    run: TimedBatchRun,
+    begun_ns: int,
 ) -> None:
-    """Answer the requests of a batch; in the serving loop."""
-    for request, answer in zip(batch, result.answers, strict=True):
+    for request, answer in zip(batch, answers, strict=True):
         request.answer(answer, run, begun_ns - request.arrived_ns)
 
 
