@@ -90,7 +90,7 @@ class LeaseTable:
         self._enter(EndpointRecord(endpoint_id, incarnation, address, fleet, node_id), lease_s)
         return incarnation
 
-    def resume(self, record: EndpointRecord, lease_s: float = DEFAULT_LEASE_S) -> bool:
+    def resume(self, record: EndpointRecord) -> bool:
         """Enter a known incarnation again after a failed ``renew``.
 
         Returns:
@@ -101,7 +101,7 @@ class LeaseTable:
         if former or (entry and not self._yields(entry, record)):
             return False
         if entry is None or entry.record != record:
-            self._enter(record, lease_s)
+            self._enter(record, DEFAULT_LEASE_S)
         else:
             entry.renewed_s = self._clock()
         return True

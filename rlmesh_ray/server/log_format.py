@@ -26,26 +26,24 @@ class LogFormat(enum.StrEnum):
     """One object a line, also for the begin and end of each session."""
 
 
-def log_to_stderr(
-    log_format: LogFormat, *, level: int | None = None, with_sessions: bool = False
-) -> None:
+def log_to_stderr(log_format: LogFormat, *, with_sessions: bool = False) -> None:
     """Write this package's records to standard error; the last call counts.
 
     Args:
-        log_format: Format of a line.
-        level: The lowest level; default: warnings as text; as JSON also the events of sessions.
+        log_format: Format of a line: text has warnings, JSON also the events of sessions.
         with_sessions: Whether text has the begin and end of sessions, their slow resets, and the
             server's end, too.
     """
-    if level is None:
-        level = logging.INFO if log_format is LogFormat.JSON else logging.WARNING
     logger = logging.getLogger(_PACKAGE)
     for former in [one for one in logger.handlers if isinstance(one, _Handler)]:
         logger.removeHandler(former)
     handler = _Handler()
-    if with_sessions and level > logging.INFO:
-        least, level = level, logging.INFO
-        handler.addFilter(lambda record: record.levelno >= least or _is_of_lifetime(record))
+    is_text = log_format is LogFormat.TEXT
+    level = logging.WARNING if is_text and not with_sessions else logging.INFO
+    if is_text and with_sessions:
+        handler.addFilter(
+            lambda record: record.levelno >= logging.WARNING or _is_of_lifetime(record)
+        )
     handler.setLevel(level)
     handler.setFormatter(formatter_of(log_format))
     logger.addHandler(handler)

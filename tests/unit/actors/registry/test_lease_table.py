@@ -81,8 +81,8 @@ def test_a_superseded_incarnation_cannot_resume(table: Table) -> None:
     announce(table, "a", "old:1")
     announce(table, "a", "new:1")
 
-    assert not table.at(1.0).resume(EndpointRecord("a", 1, "old:1", "fleet"), LEASE_S)
-    assert not table.at(100.0).resume(EndpointRecord("a", 1, "old:1", "fleet"), LEASE_S)
+    assert not table.at(1.0).resume(EndpointRecord("a", 1, "old:1", "fleet"))
+    assert not table.at(100.0).resume(EndpointRecord("a", 1, "old:1", "fleet"))
     assert address(table, "a", 1.0) == "new:1"
 
 
@@ -90,7 +90,7 @@ def test_endpoints_resume_at_an_empty_table_with_their_incarnations() -> None:
     table = Table()
     record = EndpointRecord("a", 3, "h:1", "fleet", "node")
 
-    assert table.at(0.0).resume(record, LEASE_S)
+    assert table.at(0.0).resume(record)
 
     assert table.at(0.0).lookup("a") == record
     assert table.at(1.0).renew("a", 3)
@@ -101,7 +101,7 @@ def test_an_endpoint_announced_after_a_restart_of_the_table_wins_over_one_that_r
     table = Table()
     announce(table, "a", "new:1")  # counted from 1 again
 
-    assert not table.at(1.0).resume(EndpointRecord("a", 3, "old:1", "fleet"), LEASE_S)
+    assert not table.at(1.0).resume(EndpointRecord("a", 3, "old:1", "fleet"))
     assert address(table, "a", 1.0) == "new:1"
 
 
@@ -114,7 +114,7 @@ def test_a_last_heartbeat_does_not_enter_a_withdrawn_endpoint_again(table: Table
     table.at(1.0).withdraw("a")
 
     assert not table.at(2.0).renew("a", 1)
-    assert not table.at(2.0).resume(record, LEASE_S)
+    assert not table.at(2.0).resume(record)
     assert table.at(2.0).members("fleet") == ()
     assert announce(table, "a", "h:2", now_s=3.0) == 2
 
