@@ -12,9 +12,9 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.model_fleet import NamedModelFleet
 from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls

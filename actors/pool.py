@@ -10,9 +10,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
 from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource

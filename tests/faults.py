@@ -901,7 +901,7 @@ FAULTS = (
         "endpoints-that-go-get-sessions",
         "actors",
         "New sessions are still opened at an endpoint that is about to end.",
-        "actors/registry/lease_table.py",
+        "actors/registry/registry_actor.py",
         "            if entry.is_live(now_s) and not entry.is_retiring",
         "            if entry.is_live(now_s)",
         "tests/ray/test_fleet_scaling.py::"

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.server.endpoint_status import RunnerStatus
 
 _FORGET_AFTER_S = 600.0
@@ -20,6 +19,19 @@ QUIET_S = 5.0
 """Time without new sessions before sessions move to balance the load: new ones balance it."""
 _SESSION = re.compile(r".*/(train|eval)/(\d+)/\d+@(.*)")
 """Name of a runner's session; see ``rllib.runner.assignment_requests.session_names``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRecord:
+    """The registration of one incarnation of an endpoint."""
+
+    endpoint_id: str
+    incarnation: int
+    """1 for the first start."""
+    address: str
+    fleet: str = ""
+    node_id: str = ""
+    """Node of the cluster; empty: outside of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

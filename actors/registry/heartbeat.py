@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge
 
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
 from rlmesh_ray.server.statistics import (
     RESTARTS,

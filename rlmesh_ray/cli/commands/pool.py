@@ -34,7 +34,7 @@ from rlmesh_ray.server.statistics import MeasuredEndpoint
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.pool import EnvPool
-    from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+    from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 
 _POLL_S = 1.0
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import ray
 
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.heartbeat import EndpointMetrics
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import SessionStatistics
 from tests.lane_counts import note_step

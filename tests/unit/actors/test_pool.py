@@ -8,7 +8,7 @@ import pytest
 
 from rlmesh_ray.actors import pool
 from rlmesh_ray.actors.pool import PoolMember, PoolMembership
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract

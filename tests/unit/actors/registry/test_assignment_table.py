@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.actors.registry.assignment_table import Assignment, AssignmentTable
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.assignment_table import Assignment, AssignmentTable, EndpointRecord
 from rlmesh_ray.rllib.runner.assignment_requests import session_names
 from rlmesh_ray.server.endpoint_status import RunnerStatus
 

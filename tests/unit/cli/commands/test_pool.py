@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.cli.commands import pool as command
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.signals import interrupt_on_sigterm

@@ -1,10 +1,11 @@
-"""The lease table: leases, incarnations, and which of them holds an id."""
+"""The registry: leases, incarnations, and which of them holds an id."""
 
 from typing import Self
 
 import pytest
 
-from rlmesh_ray.actors.registry.lease_table import EndpointRecord, LeaseTable
+from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
+from rlmesh_ray.actors.registry.registry_actor import EndpointRegistry
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import StatisticsPair
 
@@ -12,7 +13,7 @@ LEASE_S = 15.0
 SIGHTING = StatisticsPair(EnvCounters().statistics())
 
 
-class Table(LeaseTable):
+class Table(EndpointRegistry):
     """A table whose clock the test sets."""
 
     def __init__(self) -> None:
@@ -177,11 +178,11 @@ def test_stale_endpoints_are_shown_for_a_while_and_then_dropped(table: Table) ->
     table.at(5.0).renew("a", 1, SIGHTING)
     table.at(10.0).renew("a", 1)
 
-    (seen,) = table.at(30.0).entries({})
+    (seen,) = table.at(30.0).overview()
     assert (seen.lease_left_s, seen.sighting) == (-5.0, SIGHTING)
 
     announce(table, "b", now_s=700.0)
-    assert [each.endpoint_id for each in table.at(700.0).entries({})] == ["b"]
+    assert [each.endpoint_id for each in table.at(700.0).overview()] == ["b"]
     assert announce(table, "a", now_s=700.0) == 1
 
 
