@@ -91,7 +91,7 @@ def evaluate_on_ray(
         shares = [(own, durable_policy) for own, _ in shares]
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
-        starting = [worker.ready.remote() for worker in workers]
+        starting = [worker.__ray_ready__.remote() for worker in workers]
         await_start(starting, "workers", [{"CPU": num_cpus}] * len(workers), start_timeout_s)
         result = _EvaluationCoordinator(workers, range(episodes), given).run()
     finally:
@@ -134,9 +134,6 @@ class EvaluationWorker:
         self._model = model
         self._options = options
         self._has_worked = False
-
-    def ready(self) -> bool:
-        return True
 
     def run(self, indices: Sequence[int]) -> Iterator[list[News] | EndpointError]:
         """Run episodes; yield results and losses in batches.

@@ -195,7 +195,9 @@ class EndpointRegistry:
         """Return the status of all endpoints, with the ids of their nodes."""
         self._sweep()
         now_s = self._clock()
-        num_assigned = {fleet: table.session_counts for fleet, table in self._assignments.items()}
+        num_assigned: Mapping[str, Mapping[str, int]] = {
+            fleet: table.session_counts for fleet, table in self._assignments.items()
+        }
         return tuple(
             EndpointStatus(
                 fleet=record.fleet,

@@ -37,10 +37,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rlmesh-ray-loop", daemon=True
-        )
-        self._thread.start()
+        threading.Thread(target=self._loop.run_forever, name="rlmesh-ray-loop", daemon=True).start()
         self._probed_s: float | None = None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
