@@ -8,13 +8,11 @@ and its batches; to configure or close one route does not wait for another one's
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import traceback
-import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -100,6 +98,8 @@ class SendQueue:
 
 MAX_ROUTES = 1024
 """Routes of one session; each keeps its contract in memory."""
+_NUMBERS = itertools.count()
+"""Of the routes of all sessions, also of those that have ended."""
 
 
 class Route(NamedTuple):
@@ -139,13 +139,11 @@ class ModelRoutes:
         self._make_lanes = make_lanes
         self._choose_values = choose_values
         self._keeps_same = keeps_same
-        self._key = uuid.uuid4().hex
-        self._numbers = itertools.count()
         self._names = current()
         self._ending: set[asyncio.Future[None]] = set()
         """Done when the policy has forgotten a route that has ended."""
-        self._num_lanes: dict[str, int] = {}
-        """Lanes of the routes that are open or being opened."""
+        self._num_opening = 0
+        """Lanes of the routes that are being opened."""
 
     async def configure(
         self, route_id: str, contract: object, horizon: int, num_routes: int
@@ -194,13 +192,17 @@ class ModelRoutes:
         ):
             return
         lanes, values = self._make_lanes(contract), self._choose_values(contract)
-        with self._room_for(route_id, lanes.num_reserved):
+        self._require_room(route_id, lanes.num_reserved)
+        self._num_opening += lanes.num_reserved
+        try:
             while num_routes + len(self._ending) > MAX_ROUTES:
                 # A client that opens and closes without end must wait, or it would fill the memory.
                 await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
             await self._batcher.configure(contract)
+        finally:
+            self._num_opening -= lanes.num_reserved
         # A new key each time: the policy may still have to forget the route that has ended.
-        key = f"{self._key}/{next(self._numbers)}/{route_id}"
+        key = f"{next(_NUMBERS)}/{route_id}"
         self.by_id[route_id] = Route(key, schema, lanes, values)
         if before is not None:
             self._end(before)
@@ -223,7 +225,6 @@ class ModelRoutes:
         """End a route, if it is open; the policy forgets it later, by a call in its thread."""
         route = self.by_id.pop(route_id, None)
         if route is not None:
-            del self._num_lanes[route_id]
             self._end(route)
 
     async def abandon(self) -> None:
@@ -247,25 +248,14 @@ class ModelRoutes:
             with logged_as(*self._names):
                 _LOG.warning("the policy failed to forget a route: %s", text_of(error))
 
-    @contextlib.contextmanager
-    def _room_for(self, route_id: str, num_lanes: int) -> Iterator[None]:
-        """Count a route's lanes, unless the context raises."""
-        before = self._num_lanes.get(route_id)
-        total = sum(self._num_lanes.values()) - (before or 0) + num_lanes
+    def _require_room(self, route_id: str, num_lanes: int) -> None:
+        others = [each.lanes for name, each in self.by_id.items() if name != route_id]
+        total = sum(each.num_reserved for each in others) + self._num_opening + num_lanes
         if total > MAX_LANES:
             raise CapacityError(
                 f"the session's routes would have {total} lanes, and {MAX_LANES} are the limit: "
                 "close a route first, or open another session"
             )
-        self._num_lanes[route_id] = num_lanes
-        try:
-            yield
-        except BaseException:
-            if before is None:
-                del self._num_lanes[route_id]
-            else:
-                self._num_lanes[route_id] = before
-            raise
 
 
 def _are_same_environment(one: EnvContract, other: EnvContract) -> bool:
