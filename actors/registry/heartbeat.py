@@ -41,6 +41,7 @@ class Heartbeat:
             has none.
         on_superseded: Called once, in the heartbeat's thread, when another incarnation holds the
             id: Ray took this one's node for lost.
+        period_s: Time between renewals.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Heartbeat:
         fleet: str = "",
         statistics: Callable[[], Statistics] | None = None,
         on_superseded: Callable[[], object] = lambda: None,
+        period_s: float = PERIOD_S,
     ) -> None:
         self._on_superseded = on_superseded
+        self._period_s = period_s
         self._stopped = threading.Event()
         self._retained_calls: set[str] = set()
         node_id = ray.get_runtime_context().get_node_id()
@@ -79,7 +82,7 @@ class Heartbeat:
             self._ask("withdraw", self.record.endpoint_id, self.record.incarnation)
 
     def _run(self) -> None:
-        while not self._stopped.wait(PERIOD_S):
+        while not self._stopped.wait(self._period_s):
             try:
                 if not self._renew() and not self._stopped.is_set():
                     _LOG.warning(

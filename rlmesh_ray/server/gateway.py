@@ -124,6 +124,8 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         tls: Files for TLS with the clients.
         endpoint_credentials: TLS credentials for the endpoints; default: plain text.
         service: Full name of the endpoints' service, for requests for its health.
+        max_receive_bytes: Size of the largest request to forward; endpoints have limits of
+            their own.
 
     Raises:
         AddressError: ``address`` is malformed, a unix socket, or needs a token.
@@ -139,6 +141,7 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         tls: TlsSource | None = None,
         endpoint_credentials: Credentials | None = None,
         service: str = "",
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         if parse_address(address).path:
             raise AddressError(
@@ -148,6 +151,7 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         self._find = find
         self._credentials = endpoint_credentials
         self._service = service
+        self._max_receive_bytes = max_receive_bytes
         # The rest belongs to the serving loop.
         self._balancer = GatewayBalancer()
         self._upstreams: dict[str, _Upstream] = {}
@@ -183,7 +187,7 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         self._endpoint.require_new()
         try:
             shared_loop().run(self._begin_checks())
-            self._endpoint.start([self], max_receive_bytes=MAX_MESSAGE_BYTES)
+            self._endpoint.start([self], max_receive_bytes=self._max_receive_bytes)
         except BaseException:
             self._close()
             raise

@@ -97,11 +97,9 @@ def test_messages_larger_than_grpcs_default_pass(channel: grpc.Channel) -> None:
     assert echoed == large
 
 
-def test_a_message_that_is_larger_than_may_be_ends_its_own_call_only(
-    toys: list[Toy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_MESSAGE_BYTES", 1000)
-    with GatewayServer(lambda: [toys[0].target]) as gateway, connect_options(gateway) as channel:
+def test_a_message_that_is_larger_than_may_be_ends_its_own_call_only(toys: list[Toy]) -> None:
+    limited = GatewayServer(lambda: [toys[0].target], max_receive_bytes=1000)
+    with limited as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo", bytes(1001)))
 
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -15,7 +15,6 @@ import ray
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvServiceActor, ModelServiceActor
-from rlmesh_ray.actors.registry import heartbeat as heartbeat_module
 from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
@@ -117,7 +116,7 @@ def test_a_restarted_endpoint_says_so_and_counts_anew(
 
 
 def test_an_endpoint_that_cannot_be_measured_keeps_its_lease(
-    registry: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    registry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
         raise ZeroDivisionError("an unexpected error")
@@ -125,8 +124,7 @@ def test_an_endpoint_that_cannot_be_measured_keeps_its_lease(
     def lease_left_s() -> float:
         return float(reported(registry, "seen/odd").lease_left_s)
 
-    monkeypatch.setattr(heartbeat_module, "PERIOD_S", 0.05)
-    heartbeat = Heartbeat("seen/odd", "127.0.0.1:1", statistics=broken)
+    heartbeat = Heartbeat("seen/odd", "127.0.0.1:1", statistics=broken, period_s=0.05)
     assert eventually(lambda: "an unexpected error" in caplog.text)
     former_s, later_s = lease_left_s(), lease_left_s()
     while later_s < former_s:  # it gets less and less, unless it is renewed

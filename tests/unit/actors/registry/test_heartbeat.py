@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import ray
 
-from rlmesh_ray.actors.registry import heartbeat as heartbeat_module
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 
 
@@ -60,8 +59,7 @@ def test_an_endpoint_that_withdraws_during_a_renewal_is_not_entered_again(
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     before = set(threading.enumerate())
 
-    monkeypatch.setattr(heartbeat_module, "PERIOD_S", 0.0)
-    heartbeat = Heartbeat("a", "192.0.2.7:5555", on_superseded=superseded.set)
+    heartbeat = Heartbeat("a", "192.0.2.7:5555", period_s=0.0, on_superseded=superseded.set)
     (thread,) = set(threading.enumerate()) - before
     may_renew.set()
     if not withdraws:
