@@ -137,11 +137,8 @@ class StepObserver(Protocol):
         The columns are, over all lanes, the observations, the actions, rewards and flags.
         """
 
-    def hand_over(self) -> None:
-        """Give what has been noted to who outlives this process: the session has ended."""
-
     def close(self) -> None:
-        """Release all resources: the process ends."""
+        """Give what has been noted to who outlives this process, which ends; in a few seconds."""
 
 
 def checked(
@@ -318,14 +315,11 @@ class VectorHost:
         return as_frames(self._lanes.render_lanes(begun)) if self._draws and begun else []
 
     def close(self) -> None:
-        observer = self._observer
-        if observer is not None:  # first: the environment may end the process, or hang
-            observer.hand_over()
         try:
-            self._lanes.close()
+            if self._observer is not None:  # first: the environment may end the process, or hang
+                self._observer.close()
         finally:
-            if observer is not None:
-                observer.close()
+            self._lanes.close()
 
     def _final_infos(self) -> dict[int, dict[str, Any]]:
         infos = self._lanes.final_infos

@@ -351,11 +351,6 @@ class WriterHandle:
             )
         self.num_lost += num_episodes
 
-    def hand_over(self, timeout_s: float) -> None:
-        """Wait until the process has all that is queued: it outlives this one."""
-        with self._lock:
-            self._changed.wait_for(lambda: not (self._is_open and self._queue), timeout_s)
-
     def close(self, timeout_s: float) -> None:
         """Have the rest written; what the process has not taken by ``timeout_s`` is lost."""
         end_s = time.monotonic() + timeout_s
@@ -573,11 +568,6 @@ class SessionObserver(Recorder):
     def __init__(self, options: RecordOptions, endpoint: str, contract: EnvContract) -> None:
         self._own_writer = WriterHandle(options)
         super().__init__(self._own_writer, contract, endpoint)
-
-    def hand_over(self) -> None:
-        """Give the writer's process what has been collected, which may be ended any time."""
-        self.flush()
-        self._own_writer.hand_over(_WORKER_CLOSE_S)
 
     def close(self) -> None:
         """Hand over what has been collected; the worker has little time to end."""

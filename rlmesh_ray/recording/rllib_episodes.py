@@ -3,7 +3,8 @@
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -172,8 +173,7 @@ class SampleRecorder:
             self._key = self._writer.new_stream(contract, endpoint)
         fit = None if _is_random(env_runner) else _fit(env_runner)
         segment = _segment(chunk, observation, action, fit, begins=begins)
-        num_bytes = sum(map(_size_of, [*segment.columns, *segment.infos]))
-        if not self._writer.put(self._key, segment, num_bytes):
+        if not self._writer.put(self._key, segment, len(pickle.dumps(segment, 5))):
             self._writer.lose(1)
             if begins:  # the writer has nothing of it
                 del self._chosen[chunk.id_]
@@ -196,17 +196,6 @@ def _is_random(env_runner: Any) -> bool:
     """Return whether ``sample`` draws from the action space: episodes hold these actions then."""
     sampling = getattr(env_runner, "sampling", None)
     return sampling is not None and bool(sampling.call.random_actions)
-
-
-def _size_of(value: Any) -> int:
-    """Return about how many bytes a column or the value of an info takes."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, tuple | list):
-        return sum(map(_size_of, value))
-    return int(getattr(value, "nbytes", 8))
 
 
 def _segment(

@@ -534,9 +534,6 @@ class Noted:
     def step(self, columns: Any, *_: Any) -> None:
         self.columns = columns
 
-    def hand_over(self) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         """Do nothing."""
 
