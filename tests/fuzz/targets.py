@@ -32,8 +32,8 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pb as dm_env_rpc
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import properties as dm_env_rpc_properties
-from rlmesh_ray.dialects.openpi.wire import ClientCodec, pack, unpack
 from rlmesh_ray.dialects.openpi.wire import codec as openpi_codec
+from rlmesh_ray.dialects.openpi.wire import decode_actions, encode_observations, pack, unpack
 from rlmesh_ray.dialects.rllink import wire as encodings
 from rlmesh_ray.dialects.rllink import wire as rllink
 from rlmesh_ray.errors import (
@@ -607,14 +607,14 @@ def openpi_observation(data: bytes) -> None:
         columns = openpi_codec(_OPENPI_SPACE).decode(data, 1)
     except CodecError:
         return
-    (again,) = ClientCodec(_OPENPI_SPACE).encode(columns, 1)
+    (again,) = encode_observations(_OPENPI_SPACE, columns, 1)
     openpi_codec(_OPENPI_SPACE).decode(again, 1)
 
 
 def openpi_result(data: bytes) -> None:
     """Read what an openpi server answers."""
     try:
-        ClientCodec(_OPENPI_ACTIONS).decode(unpack(data))
+        decode_actions(_OPENPI_ACTIONS, unpack(data))
     except CodecError:
         return
 

@@ -46,8 +46,9 @@ from rlmesh_ray.dialects.openpi.wire import (
     FULL,
     OBSERVATION,
     SERVER_TIMING,
-    ClientCodec,
+    decode_actions,
     difference,
+    encode_observations,
     facts_of,
     horizon_of,
     pack,
@@ -194,10 +195,6 @@ class OpenpiSession:
         )
         """What the metadata says, in place of a handshake."""
 
-    @property
-    def is_own(self) -> bool:
-        return self._process.is_owner
-
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
         """Carry out the requests that ``make`` returns; return the last answer.
 
@@ -227,10 +224,9 @@ class OpenpiSession:
         return reply
 
     def close(self) -> None:
-        if not self.is_own:
-            return
-        self._session.close()
-        _run(_closed(_lanes(self._spare, self._routes)))
+        if self._process.is_owner:
+            self._session.close()
+            _run(_closed(_lanes(self._spare, self._routes)))
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
@@ -254,14 +250,14 @@ class OpenpiSession:
         return _RouteRequest(next(ids), b"", lambda _: self._release(route_id))
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        return pack(ClientCodec(contract.observation_space).encode(columns, num_rows))
+        return pack(encode_observations(contract.observation_space, columns, num_rows))
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
         """Return the actions of each row's chunk, one row after the other of each step."""
-        codec = ClientCodec(contract.action_space)
-        rows = [codec.decode(unpack(message)) for message in unpack(action_of(reply))]
+        space, messages = contract.action_space, unpack(action_of(reply))
+        rows = [decode_actions(space, unpack(message)) for message in messages]
         if len({len(chunks[0]) for chunks in rows if chunks}) > 1:
             raise CodecError("the server answers the rows of one batch with different horizons")
         by_step = (

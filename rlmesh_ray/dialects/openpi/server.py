@@ -108,8 +108,8 @@ class OpenpiConnection:
         self._connection = connection
         self._num_predicted = 0
         self._is_refused = self._is_idle = self._has_failed = False
-        host, peer_port, *_ = connection.remote_address or ("an unknown host", 0)
-        self._peer = f"{host}:{peer_port}"
+        host, number, *_ = connection.remote_address or ("an unknown host", 0)
+        self._peer = f"{host}:{number}"
 
     async def serve(self) -> None:
         enter(self._port.endpoint.endpoint_id, short_name(""))

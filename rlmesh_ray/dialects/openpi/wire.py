@@ -16,7 +16,7 @@ Servers of other projects put what they like there, so everything is optional fo
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,59 +263,54 @@ class ServerCodec:
         return f"this policy takes {', '.join(lines)}"
 
 
-class ClientCodec(NamedTuple):
-    """Writes observations and reads results; for a client.
+def encode_observations(spec: SpaceSpec, columns: Sequence[Column], num_rows: int) -> list[bytes]:
+    """Return the messages of a client's observations, one for each row."""
+    return [pack(_nested(spec, columns, row)) for row in range(num_rows)]
+
+
+def _nested(spec: SpaceSpec, columns: Sequence[Column], row: int) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    for leaf, column in zip(leaves(spec), columns, strict=True):
+        *outer, last = map(str, leaf.path or (OBSERVATION,))
+        place = message
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = column[row]
+    return message
+
+
+def decode_actions(spec: SpaceSpec, message: object) -> list[NDArray[Any]]:
+    """Return the chunk of actions in a result, ``(horizon, *leaf.shape)`` for each leaf.
 
     Args:
-        spec: The observation space, or the action space.
+        spec: The action space.
+        message: The result, as ``unpack`` returns it; other keys are left out.
+
+    Raises:
+        CodecError: It is not a map, a key is missing or twice, a value does not fit, or the
+            horizons differ.
     """
-
-    spec: SpaceSpec
-
-    def encode(self, columns: Sequence[Column], num_rows: int) -> list[bytes]:
-        return [pack(self._nested(columns, row)) for row in range(num_rows)]
-
-    def _nested(self, columns: Sequence[Column], row: int) -> dict[str, Any]:
-        message: dict[str, Any] = {}
-        for leaf, column in zip(leaves(self.spec), columns, strict=True):
-            *outer, last = map(str, leaf.path or (OBSERVATION,))
-            place = message
-            for key in outer:
-                place = place.setdefault(key, {})
-            place[last] = column[row]
-        return message
-
-    def decode(self, message: object) -> list[NDArray[Any]]:
-        """Return the chunk of actions in a result, ``(horizon, *leaf.shape)`` for each leaf.
-
-        Args:
-            message: The result, as ``unpack`` returns it; other keys are left out.
-
-        Raises:
-            CodecError: It is not a map, a key is missing or twice, a value does not fit, or the
-                horizons differ.
-        """
-        keys = require_keys(self.spec, ACTIONS)
-        found, others = _found(message, keys, _outer(keys))
-        chunks = []
-        for key, leaf in keys.items():
-            if key not in found:
-                has = ", ".join(sorted([*found, *others]))
-                raise CodecError(f"the result has no {key!r}, only: {has:.200}")
-            try:
-                array = as_array(leaf, _numbers(leaf, found[key]))
-                if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
-                    array = array[None]
-                chunks.append(_exact(leaf, array, len(array) if array.ndim else 0))
-            except ConformanceError as error:
-                raise CodecError(f"{key} in the result {error.reason}") from error
-        if len({len(chunk) for chunk in chunks}) > 1 or not all(map(len, chunks)):
-            raise CodecError(f"the result has {[len(chunk) for chunk in chunks]} actions")
+    keys = require_keys(spec, ACTIONS)
+    found, others = _found(message, keys, _outer(keys))
+    chunks = []
+    for key, leaf in keys.items():
+        if key not in found:
+            has = ", ".join(sorted([*found, *others]))
+            raise CodecError(f"the result has no {key!r}, only: {has:.200}")
         try:
-            structure_checker(self.spec).check(chunks)
+            array = as_array(leaf, _numbers(leaf, found[key]))
+            if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
+                array = array[None]
+            chunks.append(_exact(leaf, array, len(array) if array.ndim else 0))
         except ConformanceError as error:
-            raise CodecError(f"the result is no action: {error.about(ACTIONS)}") from error
-        return chunks
+            raise CodecError(f"{key} in the result {error.reason}") from error
+    if len({len(chunk) for chunk in chunks}) > 1 or not all(map(len, chunks)):
+        raise CodecError(f"the result has {[len(chunk) for chunk in chunks]} actions")
+    try:
+        structure_checker(spec).check(chunks)
+    except ConformanceError as error:
+        raise CodecError(f"the result is no action: {error.about(ACTIONS)}") from error
+    return chunks
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray.dialects.openpi import wire
-from rlmesh_ray.dialects.openpi.wire import ClientCodec, pack, unpack
+from rlmesh_ray.dialects.openpi.wire import decode_actions, encode_observations, pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.leaves import Column
@@ -142,7 +142,7 @@ def test_a_chunk_is_the_first_axis_of_the_actions() -> None:
 def test_a_client_sends_maps_as_its_space_nests_them(space: SpaceSpec) -> None:
     columns: list[Column] = [np.stack([IMAGE, IMAGE]), np.zeros((2, 2), np.float32), ("a", "b")]
 
-    first, second = ClientCodec(space).encode(columns, 2)
+    first, second = encode_observations(space, columns, 2)
 
     assert ("observation" in unpack(first)) is (space is NESTED)
     assert wire.codec(space).decode(first, 1)[2] == ("a",)
@@ -153,10 +153,10 @@ ARM = from_gymnasium(box(2))
 
 
 def test_a_result_may_be_a_chunk_or_a_single_action_of_another_dtype() -> None:
-    codec = ClientCodec(ARM)
+    space = ARM
 
-    (chunk,) = codec.decode({"actions": np.zeros((3, 2)), "state": STATE})
-    (single,) = codec.decode({"actions": [0.5, 1]})
+    (chunk,) = decode_actions(space, {"actions": np.zeros((3, 2)), "state": STATE})
+    (single,) = decode_actions(space, {"actions": [0.5, 1]})
 
     assert chunk.shape == (3, 2)
     assert chunk.dtype == np.float32
@@ -182,7 +182,7 @@ def test_a_result_that_is_no_action_of_the_space_is_refused(
     message: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(CodecError, match=reason):
-        ClientCodec(ARM).decode(message)
+        decode_actions(ARM, message)
 
 
 def test_an_infinite_number_is_one_of_float32() -> None:
@@ -195,11 +195,11 @@ def test_an_infinite_number_is_one_of_float32() -> None:
 
 
 def test_the_parts_of_an_action_have_one_horizon() -> None:
-    codec = ClientCodec(spec(arm=box(2), gripper=spaces.Discrete(3)))
+    space = spec(arm=box(2), gripper=spaces.Discrete(3))
 
     with pytest.raises(CodecError, match=r"has \[3, 2\] actions"):
-        codec.decode({"arm": np.zeros((3, 2)), "gripper": np.zeros(2, int)})
-    arm, gripper = codec.decode({"arm": np.zeros((3, 2)), "gripper": np.zeros(3, int)})
+        decode_actions(space, {"arm": np.zeros((3, 2)), "gripper": np.zeros(2, int)})
+    arm, gripper = decode_actions(space, {"arm": np.zeros((3, 2)), "gripper": np.zeros(3, int)})
     assert len(arm) == len(gripper) == 3
 
 
