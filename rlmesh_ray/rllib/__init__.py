@@ -17,8 +17,10 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink
-    from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
+    from rlmesh_ray.dialects.rllink.runner.env_runner import (
+        RLMeshRLlinkEnvRunner,
+        configure_rllink,
+    )
 
 __all__ = [
     "RLMeshEnvRunner",
@@ -35,10 +37,10 @@ __all__ = [
 
 
 # They import this package: imported with it, they would make a cycle.
-_LAZY = {"RLMeshRLlinkEnvRunner": "env_runner", "configure_rllink": "configure"}
+_LAZY = {"RLMeshRLlinkEnvRunner", "configure_rllink"}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"rlmesh_ray.dialects.rllink.runner.{_LAZY[name]}"), name)
+    return getattr(import_module("rlmesh_ray.dialects.rllink.runner.env_runner"), name)

@@ -99,9 +99,9 @@ class RLlinkClient:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         enable_keepalive(line)  # else a lost machine would never be noticed
         self._socket: socket.socket | None = line
-        if context is not None:
-            self._socket = _encrypted(line, context, where.host, self._address)
         try:
+            if context is not None:
+                self._socket = _encrypted(line, context, where.host, self._address)
             self._ask(m.Ping(shown), m.Pong)
             self._socket.settimeout(timeout_s)
         except EndpointLostError as error:
@@ -284,7 +284,6 @@ def _encrypted(
     try:
         return context.wrap_socket(line, server_hostname=host)
     except OSError as error:
-        line.close()
         raise EndpointUnreachableError(
             f"something answers there, but TLS with it fails ({error}); check the authority and "
             "the address, and whether the port speaks TLS",

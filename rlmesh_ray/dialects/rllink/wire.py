@@ -415,8 +415,6 @@ class Encoding:
     """How messages are written, by either end."""
 
     name: str
-    kind: str
-    """In errors: what it is an encoding of."""
     loads: Callable[[bytes], Body]
     dumps: Callable[[Body], bytes]
     requests: _Messages
@@ -514,7 +512,7 @@ class Encoding:
 
     def _parsed(self, table: _Messages, name: str, body: Body, what: str) -> Any:
         if name not in table:
-            raise CodecError(f"{name[:40]!r} is no {what} of {self.kind}")
+            raise CodecError(f"{name[:40]!r} is no {what} of RLlink in {self.name}'s dialect")
         kind, fields = table[name]
         return kind(**{field: read(body, field) for field, read in fields.items()})
 
@@ -826,7 +824,6 @@ def decode_array(found: dict[Any, Any]) -> Any:
 
 JSON = Encoding(
     name="JSON",
-    kind="RLlink",
     loads=_from_json,
     dumps=_to_json,
     requests={**_REQUESTS, **_REQUESTS_FOR_ACTIONS},
@@ -840,7 +837,6 @@ JSON = Encoding(
 )
 RAY = Encoding(
     name="Ray",
-    kind="RLlink in Ray's dialect",
     loads=_from_msgpack,
     dumps=_to_msgpack,
     requests=_REQUESTS,

@@ -92,7 +92,7 @@ def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
     elif dialect.client_scheme:
         promised.append(("client.env_session_client", "ENV_SESSION_CLIENT"))
     if dialect.runner_scheme:
-        promised.append(("runner.configure", dialect.configure))
+        promised.append(("runner.env_runner", dialect.configure))
 
     assert promised
     for module, name in promised:

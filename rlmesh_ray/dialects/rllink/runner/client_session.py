@@ -93,7 +93,6 @@ class AskedEpisode:
     def abandon(self) -> None:
         self._is_over = True
         self._queue.end_rollout(self._rollout)
-        self._queue.abandon(1)
 
     def _complete(self, obs: m.Array, *, is_terminated: bool, is_truncated: bool) -> None:
         chosen, self._chosen = self._chosen, None
@@ -306,7 +305,7 @@ class SimulatorSession:
         with self._queue.lock:
             for episode in self._asked.values():
                 episode.abandon()
-            self._queue.abandon(len(self._running))
+            self._queue.abandon(len(self._running) + len(self._asked))
             self._queue.num_clients -= 1
             self._queue.end_rollout(self._rollout)
             self._queue.lock.notify_all()

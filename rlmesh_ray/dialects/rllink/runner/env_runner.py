@@ -1,15 +1,16 @@
 """RLMeshRLlinkEnvRunner: an EnvRunner whose environments run elsewhere, and by themselves.
 
 It listens; simulators connect, act with a copy of the policy (or ask for each action) and send
-what has come of it. ``rlmesh_ray.rllib.configure_rllink`` puts it into an AlgorithmConfig.
+what has come of it. ``configure_rllink`` puts it into an AlgorithmConfig.
 """
 
 import logging
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -17,11 +18,14 @@ import torch
 from gymnasium.vector.utils import batch_space
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
+from rlmesh_ray.auth.server_tls import TlsSource
+from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.client_session import (
     BatchedInference,
@@ -30,6 +34,7 @@ from rlmesh_ray.dialects.rllink.runner.client_session import (
     action_transform_for,
 )
 from rlmesh_ray.dialects.rllink.runner.listen_plan import (
+    RLLINK_KEY,
     RLlinkPlan,
     SampleSpaces,
     client_config,
@@ -41,16 +46,22 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     SampleQueue,
     WeightsVersion,
 )
-from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits, RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import RAY, Encoding
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.rllib.fast_path import as_arrays
 from rlmesh_ray.models.rllib.forward import distribution_inputs, distribution_of, exported_module
-from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.options import takes_no_more
+from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
+from rlmesh_ray.rllib.config.config_checks import require_config, require_recordable
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
 from rlmesh_ray.rllib.runner.runner_env import announce_environment
 from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
+from rlmesh_ray.server.bind_policy import checked_address
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,6 +75,9 @@ _PART_OF_SAMPLE_TIMEOUT = 0.5
 _MOST_ROWS = 1024
 _OFF_POLICY_STEPS = 50
 """What a message brings where RLlib itself would take step by step."""
+_ON_POLICY = (PPOConfig, IMPALAConfig)  # APPO's config is one of IMPALA's
+_MOST_LAG = 16
+"""Versions of the weights that are kept, for the log-probabilities of what they did."""
 
 
 def recomputed_outputs(
@@ -217,8 +231,14 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             ConfigurationError: The spaces cannot come over RLlink.
         """
         spaces = SampleSpaces(self.config.observation_space, self.config.action_space)
-        self.env = _Simulators(spaces, self.config.num_envs_per_env_runner)
-        self.num_envs = self.env.num_envs
+        self.num_envs = self.config.num_envs_per_env_runner
+        # It cannot be stepped.
+        self.env = gymnasium.vector.VectorEnv()
+        self.env.num_envs = self.num_envs
+        self.env.single_observation_space = spaces.observation
+        self.env.single_action_space = spaces.action
+        self.env.observation_space = batch_space(spaces.observation, self.num_envs)
+        self.env.action_space = batch_space(spaces.action, self.num_envs)
         announce_environment(self)
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -232,15 +252,15 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
     def get_metrics(self) -> Any:
         """Return what has been measured since the last call, as RLlib's runner does."""
         if self._server is not None:
-            take_counters = self._queue.take_counters()
-            for each in take_counters.finished:
+            counters = self._queue.take_counters()
+            for each in counters.finished:
                 self._log_episode_metrics(each.num_steps, each.return_, each.seconds)
             for name, count in (
-                (NUM_STALE_STEPS_LIFETIME, take_counters.num_stale_steps),
-                (NUM_ABANDONED_LIFETIME, take_counters.num_abandoned),
+                (NUM_STALE_STEPS_LIFETIME, counters.num_stale_steps),
+                (NUM_ABANDONED_LIFETIME, counters.num_abandoned),
             ):
                 self.metrics.log_value(name, count, reduce="lifetime_sum")
-            self.metrics.log_value(NUM_SIMULATORS, take_counters.num_clients, window=1)
+            self.metrics.log_value(NUM_SIMULATORS, self._queue.num_clients, window=1)
         return super().get_metrics()
 
     def assert_healthy(self) -> None:
@@ -277,7 +297,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         if force_reset:
             self._queue.take(num_steps=None, num_episodes=None, deadline_s=0.0)
         self._inference.explore = explore
-        wait_s = self._wait_s()
+        config, wait_s = self.config, self._wait_s()
         episodes: list[SingleAgentEpisode] = []
         while True:
             received = self._queue.take(
@@ -290,17 +310,14 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             num_done = sum(episode.is_done for episode in episodes)
             if num_steps < (num_timesteps or 0) or num_done < (num_episodes or 0):
                 self._explain(wait_s, num_steps, num_timesteps, num_done, num_episodes)
-            if episodes or self._queue.is_closed or not self._must_bring_some:
+            # IMPALA's learner cannot take an empty sample: that would end the training.
+            must_bring_some = isinstance(config, IMPALAConfig) and not config.in_evaluation
+            if episodes or self._queue.is_closed or not must_bring_some:
                 break
         if num_steps:
             self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=num_steps)
         self._increase_sampled_metrics(num_steps, num_done)
         return episodes
-
-    @property
-    def _must_bring_some(self) -> bool:
-        """Whether an empty sample would end the training: IMPALA's learner cannot take one."""
-        return isinstance(self.config, IMPALAConfig) and not self.config.in_evaluation
 
     # --- listening -----------------------------------------------------------------------
 
@@ -408,8 +425,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         came, wanted = f"{num_steps} of {num_timesteps} steps", num_timesteps
         if wanted is None:
             came = f"{num_done} of {num_episodes} episodes"
-        with self._queue.lock:
-            num_clients = self._queue.num_clients
+        num_clients = self._queue.num_clients
         _LOG.warning(
             "%s came in %.3g s; %s; %s",
             came,
@@ -423,12 +439,134 @@ def _arrays(weights: WeightsVersion) -> m.SetState:
     return m.SetState(weights.seq_no, weights=weights.state, extras=weights.extras)
 
 
-class _Simulators(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """The spaces of what simulators do; it cannot be stepped."""
+@takes_no_more(
+    service_address="simulators ask for each action at address, with RemoteAgent or in JSON",
+    no_token="give token=False",
+)
+def configure_rllink(  # noqa: PLR0913  # the public surface; every option stands alone
+    config: ConfigT,
+    *,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    address: str = "127.0.0.1:5555",
+    token: ServerToken = None,
+    tls: TlsSource | None = None,
+    num_simulators: int = 1,
+    max_weights_lag: int | None = None,
+    env_steps_per_sample: int | None = None,
+    max_waiting_steps: int | None = 1000,
+    wait_s: float = 30.0,
+    limits: RLlinkLimits | None = None,
+    sends_pickled_config: bool = False,
+    model_input: str = "obs",
+) -> ConfigT:
+    """Set up ``config`` to learn from simulators that run their own loop and connect over RLlink.
 
-    def __init__(self, spaces: SampleSpaces, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space = spaces.observation
-        self.single_action_space = spaces.action
-        self.observation_space = batch_space(spaces.observation, num_envs)
-        self.action_space = batch_space(spaces.action, num_envs)
+    A function of its own beside ``configure``: there are no endpoints to find, to size up or to
+    assign, and the caller names the spaces, since no simulator is connected yet.
+
+    Args:
+        config: Of the new API stack.
+        observation_space: What simulators send: a Box.
+        action_space: What they take: a Box, or a Discrete that starts at 0.
+        address: Where runners listen: the local one there, the i-th remote one i ports above,
+            evaluation runners above those. Port 0: free ones; see the runner's ``address``.
+        token: What simulators must show; required unless ``address`` is loopback. It becomes part
+            of the config, and so of the algorithm's checkpoints; a ``TokenFile`` does not, and must
+            be there on the runners' nodes. Without ``tls`` it travels in the clear.
+            False: no token on purpose, also where other machines can reach the runners: any client
+            may then teach the policy what it likes; runners log that.
+        tls: With which files the port speaks TLS, on the runners' nodes; ``RayTls()``: with those
+            that Ray uses there.
+        num_simulators: How many are expected at each runner: a sample is a rollout fragment of
+            each. There may be more or fewer.
+        max_weights_lag: How many versions old the weights may be that have acted: steps of older
+            ones are counted and dropped. Default: 0 for PPO, APPO and IMPALA, which makes every
+            batch one of the present weights, and any age for algorithms that learn off-policy.
+        env_steps_per_sample: What one message of a simulator is to bring; default: a rollout
+            fragment, or 50 off-policy.
+        max_waiting_steps: How far simulators may be ahead of the learner, off-policy: beyond it
+            they wait for their answers, so that RLlib learns as often for each step as it is set
+            to. None: they never wait, but what they send is learnt from later and later.
+        wait_s: How long ``sample`` waits for steps at most, before it returns what there is; half
+            of ``sample_timeout_s`` for remote runners, if that is less.
+        limits: What a client may ask of the port.
+        sends_pickled_config: Whether clients of Ray's own kind get the whole config as a pickle,
+            which they execute and require. Every client that may connect can then read it; this
+            function's own settings are left out.
+        model_input: What the ONNX model calls its input; old clients expect ``"onnx::Gemm_0"``.
+
+    Returns:
+        ``config``.
+
+    Raises:
+        ConfigurationError: A setting cannot work with simulators, or the cluster can never place
+            all actors.
+        AddressError: ``address`` is malformed, or needs a token.
+    """
+    _require_what_simulators_can_do(config)
+    checked_address(address, token)
+    where = parse_address(address)
+    if where.path:
+        raise ConfigurationError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
+    SampleSpaces(observation_space, action_space)
+    if num_simulators < 1:
+        raise ConfigurationError(f"num_simulators={num_simulators} must be at least 1")
+    if env_steps_per_sample is not None and env_steps_per_sample < 1:
+        raise ConfigurationError(f"env_steps_per_sample={env_steps_per_sample} must be at least 1")
+    is_on_policy = isinstance(config, _ON_POLICY)
+    if max_weights_lag is None and is_on_policy:
+        max_weights_lag = 0
+    if max_weights_lag is not None and not 0 <= max_weights_lag <= _MOST_LAG:
+        raise ConfigurationError(
+            f"max_weights_lag={max_weights_lag} must be from 0 to {_MOST_LAG}, as many versions "
+            "of the weights are kept"
+        )
+    plan = RLlinkPlan(
+        where.host,
+        where.port,
+        token,
+        limits or RLlinkLimits(),
+        max_weights_lag,
+        env_steps_per_sample,
+        wait_s,
+        max_waiting_steps,
+        sends_pickled_config=sends_pickled_config,
+        model_input=model_input,
+        tls=tls,
+    )
+    config.environment(
+        env=None,
+        env_config={**config.env_config, RLLINK_KEY: plan},
+        observation_space=observation_space,
+        action_space=action_space,
+    )
+    config.env_runners(env_runner_cls=_runner_class(config), num_envs_per_env_runner=num_simulators)
+    for sentence in capacity_warnings(config):
+        warnings.warn(sentence, ConfigurationWarning, stacklevel=3)
+    return config
+
+
+def _require_what_simulators_can_do(config: AlgorithmConfig) -> None:
+    require_config(config)
+    if config.is_multi_agent:
+        raise ConfigurationError("RLlink has one agent an episode; leave out multi_agent()")
+    for kind in ("env_to_module", "module_to_env"):
+        if getattr(config, f"_{kind}_connector") is not None:
+            raise ConfigurationError(
+                f"env_runners({kind}_connector=...) runs where the policy acts, which is in the "
+                "simulators: have them send and take what the module is made for"
+            )
+    require_recordable(config)
+    if config.output and config.output_write_episodes:
+        raise ConfigurationError(
+            "offline_data(output=...) records whole episodes, which simulators send in parts; set "
+            "output_write_episodes=False"
+        )
+
+
+def _runner_class(config: AlgorithmConfig) -> type[Any]:
+    wanted: type[Any] | None = config.env_runner_cls
+    if wanted is None or not issubclass(wanted, RLMeshRLlinkEnvRunner):
+        return RLMeshRLlinkEnvRunner
+    return wanted

@@ -100,8 +100,8 @@ class SampleSpaces:
                 f"observations of {observation} cannot come over RLlink: give a Box as "
                 "observation_space, and have simulators flatten what they see"
             )
+        shape: tuple[int, ...] = ()
         if isinstance(action, gymnasium.spaces.Discrete) and action.start == 0:
-            shape: tuple[int, ...] = ()
             self._num_choices = input_width = int(action.n)
         elif isinstance(action, gymnasium.spaces.Box):
             # RLlib's modules and learners do not support a Box of shape ().

@@ -113,8 +113,6 @@ class Rollout:
 class SampleCounters:
     """What has happened since it was last asked for."""
 
-    num_clients: int
-    """Connected when it was asked for."""
     finished: list[EpisodeProgress] = field(default_factory=list)
     num_stale_steps: int = 0
     """Dropped, since the weights that acted were too old."""
@@ -165,7 +163,7 @@ class SampleQueue:
         self._waiting: list[_PendingReply] = []
         """In the order in which they were asked for."""
         self._rollouts: set[Rollout] = set()
-        self._counters = SampleCounters(0)
+        self._counters = SampleCounters()
 
     # --- the runner's side ---------------------------------------------------------------
 
@@ -217,8 +215,7 @@ class SampleQueue:
 
     def take_counters(self) -> SampleCounters:
         with self.lock:
-            counters, self._counters = self._counters, SampleCounters(0)
-            counters.num_clients = self.num_clients
+            counters, self._counters = self._counters, SampleCounters()
         return counters
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from ray import tune
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink
+from rlmesh_ray.dialects.rllink.runner.env_runner import configure_rllink
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.config_checks import require_recordable
 from rlmesh_ray.testing.envs import SPACES

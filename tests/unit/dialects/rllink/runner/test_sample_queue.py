@@ -249,7 +249,7 @@ def test_a_client_that_has_gone_is_not_answered() -> None:
 
     world.publish(1)
 
-    assert world.queue.take_counters().num_clients == 0
+    assert world.queue.num_clients == 0
 
 
 def test_a_sample_returns_what_there_is_when_its_time_is_over() -> None:
