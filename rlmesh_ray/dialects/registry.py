@@ -136,20 +136,15 @@ def client_schemes() -> tuple[str, ...]:
 
 def client_dialect(address: str) -> Dialect | None:
     """Return the dialect that the scheme of an address names; None: the edition's or none."""
-    return _by_scheme("client_scheme", address)
+    schemes = {each.client_scheme: each for each in DIALECTS if each.client_scheme}
+    return next((schemes[each] for each in schemes if address.startswith(each)), None)
 
 
 def runner_dialect(address: object) -> Dialect | None:
     """Return the dialect in which a runner listens at an address; None: it is no such address."""
-    return _by_scheme("runner_scheme", address) if isinstance(address, str) else None
-
-
-def _by_scheme(field: str, address: str) -> Dialect | None:
-    for each in DIALECTS:
-        scheme = getattr(each, field)
-        if scheme and address.startswith(scheme):
-            return each
-    return None
+    schemes = {each.runner_scheme: each for each in DIALECTS if each.runner_scheme}
+    text = address if isinstance(address, str) else ""
+    return next((schemes[each] for each in schemes if text.startswith(each)), None)
 
 
 def model_port(name: str) -> Any:

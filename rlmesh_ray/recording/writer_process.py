@@ -205,21 +205,16 @@ class EpisodeFiles:
         return replace(summary, id=id_, video=video)
 
     def discard(self) -> None:
-        with contextlib.suppress(Exception):  # a full disk fails in any of its ways
-            self._parquet.close()
-        with contextlib.suppress(Exception):
-            self._file.close()
         self.discard_video()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        for end in (self._parquet.close, self._file.close, self._path.unlink):
+            with contextlib.suppress(Exception):  # a full disk fails in any of its ways
+                end()
 
     def discard_video(self) -> None:
         video, self.video = self.video, None
-        if video is not None:
+        for end in () if video is None else (video.close, video.path.unlink):
             with contextlib.suppress(Exception):
-                video.close()
-            with contextlib.suppress(OSError):
-                video.path.unlink()
+                end()
 
 
 class EpisodeWriter:

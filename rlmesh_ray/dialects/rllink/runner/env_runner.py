@@ -130,30 +130,20 @@ class EpisodeChain:
 
     def episodes(self, received: Sequence[ReceivedChunk]) -> list[SingleAgentEpisode]:
         """Return an episode for each chunk, but for those whose weights are too old by now."""
-        outputs = self._outputs(received)
-        return [
-            self._episode(each, outputs[number])
-            for number, each in enumerate(received)
-            if number in outputs
-        ]
-
-    def _outputs(self, received: Sequence[ReceivedChunk]) -> dict[int, Mapping[str, m.Array]]:
-        if self._module is None:
-            return {number: {} for number in range(len(received))}
-        outputs: dict[int, Mapping[str, m.Array]] = {}
-        missing: dict[int, list[int]] = {}
-        for number, each in enumerate(received):
-            if each.chunk.model_outputs:
-                outputs[number] = each.chunk.model_outputs
-            else:
-                missing.setdefault(each.seq_no, []).append(number)
-        for seq_no, numbers in missing.items():
+        module = self._module
+        if module is None:
+            return [self._episode(each, {}) for each in received]
+        outputs = {each: each.chunk.model_outputs for each in received if each.chunk.model_outputs}
+        missing: dict[int, list[ReceivedChunk]] = {}
+        for each in received:
+            if each not in outputs:
+                missing.setdefault(each.seq_no, []).append(each)
+        for seq_no, group in missing.items():
             weights = self._weights_of(seq_no)
             if weights is not None:
-                chunks = [received[number].chunk for number in numbers]
-                recomputed = recomputed_outputs(self._module, weights, chunks)
-                outputs.update(zip(numbers, recomputed, strict=True))
-        return outputs
+                recomputed = recomputed_outputs(module, weights, [each.chunk for each in group])
+                outputs.update(zip(group, recomputed, strict=True))
+        return [self._episode(each, outputs[each]) for each in received if each in outputs]
 
     def _episode(
         self, received: ReceivedChunk, outputs: Mapping[str, m.Array]
