@@ -5,7 +5,6 @@ A client needs NumPy, and msgpack for Ray's dialect; neither Ray nor torch, gRPC
 
 import math
 import socket
-import ssl
 import uuid
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
@@ -101,7 +100,7 @@ class RLlinkClient:
         self._socket: socket.socket | None = line
         try:
             if context is not None:
-                self._socket = _encrypted(line, context, where.host, self._address)
+                self._socket = context.wrap_socket(line, server_hostname=where.host)
             self._ask(m.Ping(shown), m.Pong)
             self._socket.settimeout(timeout_s)
         except EndpointLostError as error:
@@ -109,6 +108,13 @@ class RLlinkClient:
             raise EndpointLostError(
                 f"the port has ended the connection at once ({error.message}); it may be full, or "
                 "speak TLS (tls=…) and want a certificate that its authority has signed",
+                self._address,
+            ) from error
+        except OSError as error:
+            self.close()
+            raise EndpointUnreachableError(
+                f"something answers there, but TLS with it fails ({error}); check the authority "
+                "and the address, and whether the port speaks TLS",
                 self._address,
             ) from error
         except BaseException:
@@ -276,35 +282,6 @@ class RLlinkClient:
         if isinstance(error, TimeoutError):
             return EndpointTimeoutError("no answer in time", self._address)
         return EndpointLostError(f"the connection has failed: {error}", self._address)
-
-
-def _encrypted(
-    line: socket.socket, context: ssl.SSLContext, host: str, address: str
-) -> ssl.SSLSocket:
-    try:
-        return context.wrap_socket(line, server_hostname=host)
-    except OSError as error:
-        raise EndpointUnreachableError(
-            f"something answers there, but TLS with it fails ({error}); check the authority and "
-            "the address, and whether the port speaks TLS",
-            address,
-        ) from error
-
-
-def action_dtype(config: m.SetConfig) -> np.dtype[Any]:
-    """Return the dtype of the actions.
-
-    Raises:
-        ConfigurationError: The server does not say what actions are, as Ray's own does not.
-    """
-    try:
-        # np.dtype() accepts others, such as one of a gigabyte per element.
-        dtype: np.dtype[Any] = _DTYPES[config.extras["action_space"]["dtype"]]
-    except (KeyError, TypeError) as error:
-        raise ConfigurationError(
-            "the server does not say what actions are; agents need a runner of rlmesh_ray"
-        ) from error
-    return dtype
 
 
 class OnnxPolicy:
@@ -501,7 +478,14 @@ class RemoteAgent:
 
     def __init__(self, client: RLlinkClient) -> None:
         self._client = client
-        self._dtype = action_dtype(client.get_config())
+        told = client.get_config().extras
+        try:
+            # np.dtype() accepts others, such as one of a gigabyte per element.
+            self._dtype = _DTYPES[told["action_space"]["dtype"]]
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(
+                "the server does not say what actions are; agents need a runner of rlmesh_ray"
+            ) from error
         self._episode_id: str | None = None
 
     def begin(self, obs: Array) -> Array:
