@@ -312,34 +312,34 @@ class WriterHandle:
 
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
         key = str(next(self._keys))
-        with self._lock:  # however full the queue is
-            self._append(key, Stream(info_of(contract), endpoint, self.options.video), 0)
+        self.put(key, Stream(info_of(contract), endpoint, self.options.video))
         return key
 
-    def put(self, key: str, message: Message, num_bytes: int) -> bool:
+    def put(self, key: str, message: Message, num_bytes: int = 0) -> bool:
         """Queue a message of a stream; False: there is no room, and it is dropped.
 
         After one was dropped the queue takes none until three quarters of it are free, so that
-        what it then takes holds whole episodes.
+        what it then takes holds whole episodes. A message of no bytes is taken however full the
+        queue is.
         """
         with self._lock:
-            most = _QUEUE_BYTES // 4 if self._is_refusing else _QUEUE_BYTES - num_bytes
-            if not self._is_refusing:
-                self._changed.wait_for(
-                    lambda: self._queued_bytes <= most or not (self._queue and self._is_open),
-                    self._patience_s,
-                )
-            self._is_refusing = bool(self._queue) and self._queued_bytes > most
-            if self._is_refusing or not self._is_open:
+            if num_bytes:
+                most = _QUEUE_BYTES // 4 if self._is_refusing else _QUEUE_BYTES - num_bytes
+                if not self._is_refusing:
+                    self._changed.wait_for(
+                        lambda: self._queued_bytes <= most or not (self._queue and self._is_open),
+                        self._patience_s,
+                    )
+                self._is_refusing = bool(self._queue) and self._queued_bytes > most
+            if (num_bytes and self._is_refusing) or not self._is_open:
                 return False
-            self._append(key, message, num_bytes)
+            self._queue.append((key, message, num_bytes))
+            self._queued_bytes += num_bytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._feed, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
             return True
-
-    def abandon(self, key: str, episode: str) -> None:
-        """Have the files of a running episode deleted, of which no further segment comes."""
-        with self._lock:  # however full the queue is: it makes room
-            if self._is_open:
-                self._append(key, Abandoned(episode), 0)
 
     def lose(self, num_episodes: int) -> None:
         if num_episodes and not self.num_lost and self._is_open:
@@ -377,14 +377,6 @@ class WriterHandle:
                 )
         if self.num_lost:
             _LOG.warning("%d episodes were not recorded to %s", self.num_lost, self.options.folder)
-
-    def _append(self, key: str, message: Message, num_bytes: int) -> None:
-        self._queue.append((key, message, num_bytes))
-        self._queued_bytes += num_bytes
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._feed, daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
 
     def _feed(self) -> None:
         try:

@@ -31,7 +31,7 @@ from rlmesh_ray.compat.rllib import connector_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions, picture_position
-from rlmesh_ray.recording.recorder import Segment, WriterHandle, info_of
+from rlmesh_ray.recording.recorder import Abandoned, Segment, WriterHandle, info_of
 from rlmesh_ray.recording.store import Recording, Store, removed_on_error
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import coerce, drop_unit_axis, flatten, leaves, unflatten
@@ -154,7 +154,7 @@ class SampleRecorder:
     def _abandon(self, id_: str) -> None:
         del self._chosen[id_]
         if self._writer is not None:
-            self._writer.abandon(self._key, id_)
+            self._writer.put(self._key, Abandoned(id_))  # no further segment of it comes
 
     def _choose(self, is_evaluation: bool) -> bool:
         self._num_begun += 1

@@ -18,7 +18,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
-from rlmesh_ray.recording.recorder import Stream, WriterHandle
+from rlmesh_ray.recording.recorder import Abandoned, Stream, WriterHandle
 from rlmesh_ray.recording.store import Store
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import child_pids
@@ -302,7 +302,7 @@ def test_an_episode_that_is_abandoned_leaves_no_file_while_the_writer_goes_on(
     episodes = tmp_path / "episodes"
     assert eventually(lambda: list(episodes.glob("*.tmp")), WRITER_S)
 
-    writer.abandon("0", "a")
+    writer.put("0", Abandoned("a"))
 
     assert eventually(lambda: not list(episodes.glob("*.tmp")), WRITER_S)
     writer.close(WRITER_S)

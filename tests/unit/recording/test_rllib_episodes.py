@@ -18,7 +18,7 @@ from ray.rllib.utils.spaces.space_utils import unsquash_action
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import RecordOptions, load, offline_data
-from rlmesh_ray.recording.recorder import Abandoned, Message, Segment, Stream, info_of
+from rlmesh_ray.recording.recorder import Message, Segment, Stream, info_of
 from rlmesh_ray.recording.rllib_episodes import SampleRecorder
 from rlmesh_ray.recording.store import RecordingInfo
 from rlmesh_ray.recording.writer_process import EpisodeWriter
@@ -59,13 +59,11 @@ class WriterInThisProcess:
         self.writer.handle("0", Stream(info_of(contract), endpoint, "none"))
         return "0"
 
-    def put(self, key: str, message: Message, num_bytes: int) -> bool:
-        if not self.is_full:
-            self.writer.handle(key, message)
-        return not self.is_full
-
-    def abandon(self, key: str, episode: str) -> None:
-        self.writer.handle(key, Abandoned(episode))
+    def put(self, key: str, message: Message, num_bytes: int = 0) -> bool:
+        if num_bytes and self.is_full:
+            return False
+        self.writer.handle(key, message)
+        return True
 
     def lose(self, num_episodes: int) -> None:
         self.num_lost += num_episodes
