@@ -136,15 +136,18 @@ def client_schemes() -> tuple[str, ...]:
 
 def client_dialect(address: str) -> Dialect | None:
     """Return the dialect that the scheme of an address names; None: the edition's or none."""
-    schemes = {each.client_scheme: each for each in DIALECTS if each.client_scheme}
-    return next((schemes[each] for each in schemes if address.startswith(each)), None)
+    for each in DIALECTS:
+        if each.client_scheme and address.startswith(each.client_scheme):
+            return each
+    return None
 
 
 def runner_dialect(address: object) -> Dialect | None:
     """Return the dialect in which a runner listens at an address; None: it is no such address."""
-    schemes = {each.runner_scheme: each for each in DIALECTS if each.runner_scheme}
-    text = address if isinstance(address, str) else ""
-    return next((schemes[each] for each in schemes if text.startswith(each)), None)
+    for each in DIALECTS if isinstance(address, str) else ():
+        if each.runner_scheme and str(address).startswith(each.runner_scheme):
+            return each
+    return None
 
 
 def model_port(name: str) -> Any:

@@ -38,7 +38,6 @@ from rlmesh_ray.dialects.rllink.runner.listen_plan import (
     RLlinkPlan,
     SampleSpaces,
     client_config,
-    rllink_plan_of,
     weights_extras,
 )
 from rlmesh_ray.dialects.rllink.runner.sample_queue import (
@@ -202,7 +201,13 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
     _inference: BatchedInference
 
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
-        self._plan: RLlinkPlan = rllink_plan_of(config)
+        plan = config.env_config.get(RLLINK_KEY)
+        if not isinstance(plan, RLlinkPlan):
+            raise ConfigurationError(
+                "this config says nothing of simulators: pass it through "
+                "rlmesh_ray.rllib.configure_rllink"
+            )
+        self._plan = plan
         super().__init__(config=config, **kwargs)
         if self.env is not None:
             self._listen()

@@ -66,21 +66,6 @@ class RLlinkPlan:
         return self.port and self.port + place
 
 
-def rllink_plan_of(config: Any) -> RLlinkPlan:
-    """Return the plan that ``configure_rllink`` has put into an AlgorithmConfig.
-
-    Raises:
-        ConfigurationError: It has not.
-    """
-    plan = config.env_config.get(RLLINK_KEY)
-    if not isinstance(plan, RLlinkPlan):
-        raise ConfigurationError(
-            "this config says nothing of simulators: pass it through "
-            "rlmesh_ray.rllib.configure_rllink"
-        )
-    return plan
-
-
 class SampleSpaces:
     """Checks and casts what simulators send: nothing else reaches the learner.
 
