@@ -105,16 +105,12 @@ class MemberFlags:
 
 
 @dataclass(frozen=True)
-class _Register:
+class PoolFlags(MemberFlags):
+    """Whether and how a served environment registers with a pool."""
+
     register: str | None = flag(
         POOL, "Name of the pool, and its registrar's address.", metavar="POOL@HOST:PORT"
     )
-
-
-@dataclass(frozen=True)
-class PoolFlags(MemberFlags, _Register):
-    """Whether and how a served environment registers with a pool."""
-
     advertise: str | None = flag(
         POOL,
         "Address that clients dial, if it is not --address; port 0: the same port.",

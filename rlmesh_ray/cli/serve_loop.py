@@ -87,15 +87,15 @@ def _live_line(console: Console) -> Iterator[Callable[[str], None]]:
 
 def summary(before: Statistics, now: Statistics) -> str:
     seconds = max(now.uptime_s - before.uptime_s, 1e-3)
-    if isinstance(now, EnvStatistics) and isinstance(before, EnvStatistics):
-        what, count = "steps", now.lane_steps - before.lane_steps
-    else:
-        assert not isinstance(now, EnvStatistics)
-        assert not isinstance(before, EnvStatistics)
-        what, count = "rows", now.rows - before.rows
+    what = "steps" if isinstance(now, EnvStatistics) else "rows"
+    count = _count(now) - _count(before)
     is_one = now.sessions.open == 1
     return (
         f"{now.sessions.open} session{'' if is_one else 's'} open ({now.sessions.opened} so far), "
         f"{count / seconds:,.0f} {what}/s, "
         f"{sum(now.errors.values())} errors"
     )
+
+
+def _count(statistics: Statistics) -> int:
+    return statistics.lane_steps if isinstance(statistics, EnvStatistics) else statistics.rows

@@ -4,7 +4,7 @@ It loads neither gRPC nor NumPy, since a command's ``--help`` is made from it.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from rlmesh_ray.auth.token_file import ServerToken
@@ -115,8 +115,9 @@ class ListenOptions:
     ] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        given = asdict(self)
         for name, (_, option) in declared(ListenOptions).items():
-            option.require(name, vars(self)[name])
+            option.require(name, given[name])
 
 
 takes_options(ListenOptions)(ListenOptions)
@@ -140,10 +141,12 @@ def listening(
         ConfigurationError: A field is given that ``owner`` does not take.
     """
     listen = address if isinstance(address, ListenOptions) else ListenOptions(address)
+    given = asdict(listen)
     for name in refused:
-        value = vars(listen)[name]
-        if value is not None:
-            raise ConfigurationError(f"{owner} takes no {name}={value!r:.60}: {_ELSEWHERE[name]}")
+        if given[name] is not None:
+            raise ConfigurationError(
+                f"{owner} takes no {name}={given[name]!r:.60}: {_ELSEWHERE[name]}"
+            )
     return default if listen.address is None else listen.address, listen
 
 

@@ -78,15 +78,8 @@ def inspect(
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
-    """A service that has answered the handshake."""
-
-    name: str
-    """``env`` or ``model``."""
-    answer: "HandshakeResponse"
-    generations: tuple[str, ...]
-    """Its dialects."""
+_Service = tuple[str, "HandshakeResponse", tuple[str, ...]]
+"""A service that has answered the handshake: ``env`` or ``model``, its answer, its dialects."""
 
 
 def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
@@ -156,7 +149,7 @@ def dialects_of_env(connect_options: "rlmesh_ray.ConnectOptions") -> tuple[str, 
     return (*generations_of(connect_options), *added)
 
 
-def _services(connect_options: "rlmesh_ray.ConnectOptions") -> "list[_Service]":
+def _services(connect_options: "rlmesh_ray.ConnectOptions") -> list[_Service]:
     """Return the services of an endpoint that answer a handshake.
 
     Raises:
@@ -171,15 +164,15 @@ def _services(connect_options: "rlmesh_ray.ConnectOptions") -> "list[_Service]":
         ask = ask_model if dialect.serves_models else ask_env
         answer = ask(connect_options)
         name = "model" if dialect.serves_models else "env"
-        return [_Service(name, answer, (answer.generation,))]
-    found = []
+        return [(name, answer, (answer.generation,))]
+    found: list[_Service] = []
     failure: EndpointUnreachableError | None = None
     for name, ask, dialects_of in (
         ("env", ask_env, dialects_of_env),
         ("model", ask_model, generations_of),
     ):
         try:
-            found.append(_Service(name, ask(connect_options), dialects_of(connect_options)))
+            found.append((name, ask(connect_options), dialects_of(connect_options)))
         except EndpointUnreachableError as error:
             failure = failure or error
     if not found and failure is not None:
@@ -197,18 +190,18 @@ def _show(console: Console, address: str, service: _Service, health: "EndpointHe
     from rlmesh_ray.cli.contract_format import contract_facts, contract_json
     from rlmesh_ray.client.remote_model import policy_of
 
-    answer = service.answer
+    name, answer, generations = service
     contract = answer.contract if isinstance(answer.contract, rlmesh_ray.EnvContract) else None
-    policy = policy_of(answer) if service.name == "model" else None
+    policy = policy_of(answer) if name == "model" else None
     console.event(
         "endpoint",
         address=address,
-        service=service.name,
+        service=name,
         health=health.status.value,
         health_reason=health.reason,
         server_version=answer.server_version,
         generation=answer.generation,
-        generations=service.generations,
+        generations=generations,
         edition=answer.selected_edition,
         edition_status=answer.status,
         editions=answer.editions,
@@ -219,14 +212,14 @@ def _show(console: Console, address: str, service: _Service, health: "EndpointHe
     )
     edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
     console.facts(
-        f"{_service_name(service.name, address)} on {address}",
+        f"{_service_name(name, address)} on {address}",
         {
             **(contract_facts(contract) if contract else {}),
             **(_policy_facts(policy) if policy else {}),
             **({"transports": ", ".join(_transports(answer))} if contract else {}),
             "health": _health_text(health),
             "server version": answer.server_version or "not reported",
-            "dialects": ", ".join(service.generations),
+            "dialects": ", ".join(generations),
             # Dialects may have none.
             **(
                 {
