@@ -386,9 +386,8 @@ def takes_no_more(**instead: str) -> Callable[[_TakerT], _TakerT]:
         @functools.wraps(function)
         def checked(*arguments: Any, **given: Any) -> Any:
             for name in given.keys() & instead.keys():
-                raise TypeError(
-                    f"{function.__name__}() takes no {name!r} any more: {instead[name]}"
-                )
+                owner = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{owner}() takes no {name!r} any more: {instead[name]}")
             return function(*arguments, **given)
 
         return cast(_TakerT, checked)

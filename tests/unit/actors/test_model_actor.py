@@ -10,13 +10,14 @@ from docs import refresh
 from rlmesh_ray import ListenOptions
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
+from rlmesh_ray.actors.gateway import Gateway
 from rlmesh_ray.actors.model_actor import ModelServiceActor
 from rlmesh_ray.actors.model_fleet import ModelFleet
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models import load_policy
 from rlmesh_ray.options import declared
-from rlmesh_ray.rllib import configure
+from rlmesh_ray.rllib import configure, configure_rllink
 from rlmesh_ray.server.env_options import EnvServerOptions
 from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.model_server import ModelServer
@@ -79,6 +80,13 @@ def test_fleets_and_actors_refuse_what_is_one_endpoints_alone(
     if listen.address is None:
         with pytest.raises(ConfigurationError, match=f"ModelServiceActor {refused}"):
             ModelServiceActor.remote("random", address=listen)
+
+
+@pytest.mark.parametrize("owner", [Gateway, configure_rllink])
+def test_an_owner_of_a_token_says_how_to_do_without_one(owner: Any) -> None:
+    message = rf"^{owner.__name__}\(\) takes no 'no_token' any more: give token=False$"
+    with pytest.raises(TypeError, match=message):
+        owner(no_token=True)
 
 
 def test_evaluation_on_ray_takes_the_options_of_evaluation() -> None:
