@@ -18,6 +18,7 @@ from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.rllib.config.rollout_plan import (
+    EndpointResolver,
     FixedAddressResolver,
     RolloutPlan,
     require_next_step,
@@ -81,10 +82,11 @@ class SessionAssignments:
         self._lock = threading.Lock()
         self._assignments: dict[int, Assignment] = {}
         self._is_released = False
-        resolvers = dict.fromkeys(resolver for resolver, _ in self._places)
-        self._rebalancing = [
-            each for each in resolvers if not isinstance(each, FixedAddressResolver)
-        ]
+        self._rebalancing: list[EndpointResolver] = []
+        for resolver, _ in self._places:
+            is_fixed = isinstance(resolver, FixedAddressResolver)
+            if not is_fixed and resolver not in self._rebalancing:
+                self._rebalancing.append(resolver)
         self._pending: list[tuple[Any, dict[str, Assignment]]] = []
         """Requests without an answer, and the assignments at that time by the names of sessions;
         a session with another assignment has moved already."""
