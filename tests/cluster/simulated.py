@@ -1,5 +1,6 @@
 """The same cluster where hosts cannot be made: Ray's multi-node test cluster, on this machine."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -65,7 +66,10 @@ class SimulatedCluster:
         """End all nodes."""
         if self._cluster is not None:
             self._cluster.shutdown()
-            self._cluster = None
+            self._cluster = self._node = None
+            # Ray does not wait for the processes that it kills. They warn when they are collected:
+            # here it is expected, and in a later test an error.
+            gc.collect()
             os.environ.pop(_MARK)
 
     def leftovers(self, within_s: float) -> list[str]:
