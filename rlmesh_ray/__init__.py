@@ -57,7 +57,7 @@ _HOMES = {
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
-    "ServerTls": "rlmesh_ray.auth.client_tls",
+    "ServerTls": "rlmesh_ray.auth.server_tls",
     "Slots": "rlmesh_ray.client.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",
     "evaluate": "rlmesh_ray.evaluation.run",

@@ -12,7 +12,6 @@ ALLOWED_PROTOCOLS = {
     "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
-    "Compiled": "CompiledModule, CompiledForward",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
     "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver; _Listed",
