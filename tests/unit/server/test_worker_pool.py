@@ -63,10 +63,13 @@ class Threads:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self.before_next: Callable[[Callable[..., Any]], object] = lambda _: None
+        """Called with each function that is to run in a thread."""
 
     def submit(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> "asyncio.Future[Any]":
+        self.before_next(function)
         outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def run() -> None:
@@ -98,13 +101,13 @@ async def settled() -> None:
 @pytest.fixture(name="threads")
 def _threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     threads = Threads()
-    monkeypatch.setattr(worker_pool, "in_thread", threads.submit)
 
     def start(_source: object, *, process: Worker | None = None, **_: object) -> Worker:
         return process or Worker(Host())
 
     handle = SimpleNamespace(start=start, new=lambda: Worker(Host()))
-    monkeypatch.setattr(worker_pool, "WorkerProcess", handle)
+    for name, replaced in {"WorkerProcess": handle, "in_thread": threads.submit}.items():
+        monkeypatch.setattr(worker_pool, name, replaced)
     return threads
 
 
@@ -183,9 +186,7 @@ def test_a_spare_does_not_start_behind_an_environment_that_does_not_close(
     asyncio.run(run())
 
 
-def test_a_pool_closes_while_a_worker_starts(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_closes_while_a_worker_starts(threads: Threads) -> None:
     async def run() -> None:
         pool = started()
         (running,) = await taken(pool, threads, 1)
@@ -199,12 +200,11 @@ def test_a_pool_closes_while_a_worker_starts(
         later = [start_later]
         start()  # in its thread; the loop does not know yet
 
-        def during_close(function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        def start_one_more(function: Callable[..., Any]) -> None:
             if function != running.kill and later:
                 later.pop()()  # in another thread
-            return threads.submit(function, *args)
 
-        monkeypatch.setattr(worker_pool, "in_thread", during_close)
+        threads.before_next = start_one_more
         closing = asyncio.ensure_future(pool.close())
         await settled()
         await threads.run(*threads.names)

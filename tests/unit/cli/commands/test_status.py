@@ -18,15 +18,29 @@ from tests.lane_counts import note_step
 from tests.model_counts import model_statistics
 
 
+class Query:
+    """Stands for the query of the registry; Ctrl-C interrupts it unless ``events`` are noted."""
+
+    events: list[object] | None = None
+
+    def __call__(self, console: Console, joined: str) -> list[Any]:
+        if self.events is None:
+            raise KeyboardInterrupt
+        self.events.append("query")
+        return []
+
+
 @pytest.fixture
-def console(monkeypatch: pytest.MonkeyPatch) -> Console:
+def query(monkeypatch: pytest.MonkeyPatch) -> Query:
+    query = Query()
+    monkeypatch.setattr(status, "_query", query)
+    return query
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch, query: Query) -> Console:
     """Console of a command whose registry query is interrupted by Ctrl-C."""
-
-    def interrupted(console: Console, joined: str) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(status, "joined_ray", lambda *_: contextlib.nullcontext(""))
-    monkeypatch.setattr(status, "_query", interrupted)
     return Console(is_json=True)
 
 
@@ -39,13 +53,11 @@ def test_ctrl_c_ends_watching(console: Console) -> None:
     status.status(console, status.StatusFlags(watch=True))
 
 
-def test_watching_goes_on_until_ctrl_c(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[object] = []
+def test_watching_continues_until_ctrl_c(
+    console: Console, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.events = events = list[object]()
     sleep = time.sleep
-
-    def query(console: Console, joined: str) -> list[Any]:
-        events.append("query")
-        return []
 
     def pause(seconds: float) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -54,7 +66,6 @@ def test_watching_goes_on_until_ctrl_c(console: Console, monkeypatch: pytest.Mon
         if events.count(seconds) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(status, "_query", query)
     monkeypatch.setattr("time.sleep", pause)
 
     status.status(console, status.StatusFlags(watch=True))
