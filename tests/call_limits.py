@@ -13,17 +13,17 @@ LIMITS = {
     limit.case: limit
     for limit in (
         # case, client, its files, endpoint, worker, all files
-        Calls("step, 1 lane, gRPC", 100, 19, 97, 57, 34),
-        Calls("step, 1 lane, TCP", 68, 16, 0, 63, 24),
-        Calls("step, 1 lane, shared memory", 65, 16, 0, 60, 24),
-        Calls("step, 64 lanes, gRPC", 105, 19, 98, 59, 34),
-        Calls("step, 64 lanes, TCP", 72, 17, 0, 65, 25),
-        Calls("step, 64 lanes, shared memory", 69, 17, 0, 62, 25),
-        Calls("prediction, 1 row", 76, 16, 109, None, 29),
-        Calls("prediction, 32 rows", 76, 16, 111, None, 29),
-        Calls("step of a runner, 8 lanes, gRPC", 160, 32),
-        Calls("step of a runner, 8 lanes, TCP", 132, 29),
-        Calls("step of a runner, 8 lanes, shared memory", 129, 29),
+        Calls("step, 1 lane, gRPC", 98, 18, 83, 55, 32),
+        Calls("step, 1 lane, TCP", 67, 15, 0, 60, 23),
+        Calls("step, 1 lane, shared memory", 64, 15, 0, 57, 23),
+        Calls("step, 64 lanes, gRPC", 103, 17, 84, 56, 31),
+        Calls("step, 64 lanes, TCP", 71, 15, 0, 61, 23),
+        Calls("step, 64 lanes, shared memory", 68, 15, 0, 58, 23),
+        Calls("prediction, 1 row", 72, 15, 99, None, 27),
+        Calls("prediction, 32 rows", 72, 15, 100, None, 27),
+        Calls("step of a runner, 8 lanes, gRPC", 150, 26),
+        Calls("step of a runner, 8 lanes, TCP", 121, 23),
+        Calls("step of a runner, 8 lanes, shared memory", 118, 23),
     )
 }
 FILES_OF_A_STEP = LIMITS["step of a runner, 8 lanes, gRPC"].client_files
