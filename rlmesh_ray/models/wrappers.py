@@ -25,10 +25,11 @@ from rlmesh_ray.models.policy import (
     traits_of,
 )
 from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
-from rlmesh_ray.spaces.batch import chunk_steps, flatten, leaves, unflatten
+from rlmesh_ray.spaces.batch import chunk_steps, coerce, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.observation_map import ObservationMap
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import structure_checker
 
 _MOST_SPACES = 64
 _MOST_LINES = 8
@@ -198,6 +199,9 @@ class KeptChunks(PolicyWrapper):
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Return chunks ``(N, horizon, *action)`` that begin with each lane's next action.
 
+        The lanes of a request with an action outside the action space, which is refused, keep
+        their actions; for the lane of that action the policy chooses another chunk next time.
+
         Raises:
             PolicyError: The policy failed, or returned no chunks, or a lane occurs twice; no
                 action was taken from a chunk.
@@ -221,8 +225,15 @@ class KeptChunks(PolicyWrapper):
             for chunk in chunks
         ]
         actions = [*map(np.stack, zip(*begun, strict=True))]
-        for chunk in chunks:
-            chunk.num_used += 1
+        fits = iter(_rows_that_fit(contract.action_space, [column[:, 0] for column in actions]))
+        acting = iter(chunks)
+        for route in rows.routes:
+            own = [(next(acting), next(fits)) for _ in route.slots]
+            is_answered = all(is_fit for _, is_fit in own)  # else the server refuses the request
+            for chunk, is_fit in own:
+                chunk.num_used += is_answered
+                if not is_fit:
+                    chunk.columns = ()
         return unflatten(contract.action_space, actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
@@ -242,6 +253,19 @@ class KeptChunks(PolicyWrapper):
                 f"the policy's actions do not fit {contract.id}'s action space: "
                 f"{error.about('action')}"
             ) from error
+
+
+def _rows_that_fit(spec: SpaceSpec, actions: Sequence[Any]) -> list[bool]:
+    num_rows = len(actions[0])
+    try:
+        pairs = zip(leaves(spec), actions, strict=True)
+        structure_checker(spec).check([coerce(leaf, value, num_rows) for leaf, value in pairs])
+    except ConformanceError:
+        if num_rows == 1:
+            return [False]
+        rows = ([column[row : row + 1] for column in actions] for row in range(num_rows))
+        return [is_fit for row in rows for is_fit in _rows_that_fit(spec, row)]
+    return [True] * num_rows
 
 
 def _selected(contract: EnvContract, rows: Rows, is_selected: Sequence[bool]) -> Rows:

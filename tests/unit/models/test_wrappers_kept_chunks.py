@@ -169,6 +169,27 @@ def test_a_policy_that_fails_costs_no_action_of_any_chunk() -> None:
     assert first_actions(kept, both) == [11, 30]
 
 
+def test_a_refused_request_costs_no_other_lane_an_action() -> None:
+    class Unsound(Counting):
+        def predict(self, contract: EnvContract, rows: Rows) -> Any:
+            chunks = super().predict(contract, rows)
+            chunks[chunks == 11] = np.nan  # the second action of lane 0's first chunk
+            return chunks
+
+    kept = KeptChunks(Unsound())
+    routes = RouteRows("r", [slot(0), slot(1)]), RouteRows("s", [slot(0)])
+
+    acted = [
+        first_actions(kept, rows([number, 100 + number, 200 + number], *routes))
+        for number in (10, 20, 30)
+    ]
+
+    assert acted[0] == [10, 110, 210]
+    assert np.isnan(acted[1][0])  # so the server refuses the request of route r
+    assert acted[1][1:] == [111, 211]
+    assert acted[2] == [30, 111, 212]
+
+
 def test_actions_of_several_leaves_are_kept_together() -> None:
     space = DictSpec((("a", DiscreteSpec(9)), ("b", TextSpec(0, 9, ""))))
 
