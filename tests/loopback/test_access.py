@@ -26,6 +26,7 @@ from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
+    CodecError,
     ConfigurationError,
     EndpointUnreachableError,
     RemoteError,
@@ -189,9 +190,11 @@ def test_rllink_lets_no_stranger_in_either(
         RLlinkClient(server.address, token=ROTATED_OUT).close()
         source = tokens(RIGHT, "s3cret-probe probe")
         admitted = len(host.admitted)
-        for token in (None, "", f"Bearer {RIGHT}", *WRONG.values()):
+        for token in (None, f"Bearer {RIGHT}", *WRONG.values()):
             with pytest.raises(RemoteError, match="token"):
                 RLlinkClient(server.address, token=token)
+        with pytest.raises(CodecError, match="token must be a text of 1 to 256"):
+            RLlinkClient(server.address, token="")
         with pytest.raises(RemoteError, match="role client, and this one is a probe's"):
             RLlinkClient(server.address, token="s3cret-probe")
         assert len(host.admitted) == admitted == 1

@@ -37,7 +37,6 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
 )
 from rlmesh_ray.models.onnx.action_draws import KINDS, ActionDraws
-from rlmesh_ray.models.onnx.onnx_models import OnnxSession, check_model
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.spec import DTYPES
 from rlmesh_ray.transport.tcp import enable_keepalive
@@ -305,7 +304,7 @@ class OnnxPolicy:
         self._draws = ActionDraws(kind, seed)
         self._space: dict[str, Any] = self._told["action_space"]
         self._obs_dtype = np.dtype(self._told["observation_space"]["dtype"])
-        self._session: OnnxSession | None = None
+        self._session: Any = None
         self.weights_seq_no = -1
         """Of the weights that act; -1 before the first."""
 
@@ -317,6 +316,9 @@ class OnnxPolicy:
             MissingPackageError: onnx or onnxruntime is missing.
             PolicyError: It is no model.
         """
+        # Before it has a model, a simulator loads neither onnxruntime nor Gymnasium.
+        from rlmesh_ray.models.onnx.onnx_models import OnnxSession, check_model
+
         check_model(state.onnx, "the server's model")
         self._session = OnnxSession(state.onnx)
         self._draws.epsilon = float(state.extras.get("epsilon", 0.0))
