@@ -133,11 +133,38 @@ def _children() -> Iterator[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return
-    own = b"%d" % os.getpid()
+    yield from _children_of(os.getpid())
+
+
+def _children_of(*parents: int) -> Iterator[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
-        # The second field is a name in brackets, and may hold anything.
-        if _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1:2] == [own]:
+        _, parent = _state_and_parent(int(name))
+        if parent in parents:
             yield int(name)
+
+
+def _state_and_parent(pid: int) -> tuple[bytes, int]:
+    """Return a process's state, such as ``b"Z"``, and its parent's id; 0: it has just ended."""
+    # The second field is a name in brackets, and may hold anything.
+    state, parent, *_ = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split() or (b"", b"0")
+    return state, int(parent)
+
+
+def has_children(worker_pid: int) -> bool:
+    """Return whether processes run that an environment has started; called by the endpoint.
+
+    Those whose parent has ended are children of the worker's guard. Only Linux has guards:
+    elsewhere, False.
+    """
+    if sys.platform != "linux":
+        return False
+    _, guard = _state_and_parent(worker_pid)
+    children = (pid for pid in _children_of(worker_pid, guard) if guard and pid != worker_pid)
+    return any(
+        _OUTLIVES not in _read(f"/proc/{pid}/cmdline")
+        and _state_and_parent(pid)[0] not in (b"", b"Z")  # it has ended
+        for pid in children
+    )
 
 
 def _is_killed(pid: int) -> bool:

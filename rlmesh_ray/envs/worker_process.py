@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import Self
 
+from rlmesh_ray.envs import worker_guard
 from rlmesh_ray.envs.commands import (
     CloseDirectReply,
     Command,
@@ -189,6 +190,10 @@ class WorkerProcess:
     def is_stuck(self) -> bool:
         """Whether another worker of the process has not ended in time, and may hang."""
         return self._host.is_stuck
+
+    def has_children(self) -> bool:
+        """Return whether processes run that the environment has started; after ``close``."""
+        return worker_guard.has_children(self.pid)
 
     def _create(self, source: EnvSource, validation: ValidationMode) -> None:
         """Have the environment created, and share memory with the worker."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -218,6 +219,35 @@ def test_clients_that_leave_while_their_worker_starts_start_no_more_than_one(
         assert len(worker_pids()) == 2
         comes.close()
         stays.close()
+
+
+class Simulated(gymnasium.Env[Any, Any]):
+    """Starts a simulator in a session of its own, and leaves it running when it closes."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        detach = "setsid sleep 1000 >/dev/null & echo $!"
+        started = subprocess.run(["sh", "-c", detach], stdout=subprocess.PIPE, check=True)
+        self.simulator = int(started.stdout)
+
+    def reset(self, **kwargs: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {"simulator": self.simulator, "worker": os.getpid()}
+
+    def step(self, action: object) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have guards on Linux only")
+def test_a_simulator_that_its_environment_leaves_running_ends_with_the_session() -> None:
+    with EnvServer(Simulated) as server:
+        with RemoteEnv(server.address) as env:
+            _, first = env.reset()
+        assert eventually(lambda: not psutil.pid_exists(first["simulator"]))
+        with RemoteEnv(server.address) as env:
+            _, second = env.reset()
+
+    assert second["worker"] != first["worker"]
 
 
 def test_a_worker_that_starts_ends_with_its_server(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ class Worker:
     def kill(self, *, spares_others: bool = False) -> None:
         self.end(0.0, spares_others=spares_others)
 
+    def has_children(self) -> bool:
+        return False
+
 
 class Threads:
     """What was to run in threads, and has not run."""
@@ -138,7 +141,7 @@ def test_two_sessions_that_end_together_start_one_spare(threads: Threads) -> Non
         pool.release(first, is_idle=True)
         pool.release(second, is_idle=True)
         await settled()
-        await threads.run("join", "join", "close", "close")
+        await threads.run("join", "join", "close", "close", "has_children", "has_children")
 
         assert threads.names == ["_start", "end"]
         await threads.run("_start", "end")
