@@ -292,7 +292,14 @@ _DIAL_OPENPI = (
 )
 _REMOVED = {
     "spin": "set the environment variable RLMESH_RAY_SPIN=0 instead",
-    "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
+    "data_advertise": "give both ports as data_address of ListenOptions (--data-address), "
+    "HOST:PORT/ADVERTISED",
+    "speaks": "give dialects (--dialect)",
+    "speak": "give dialects (--dialect)",
+    "generation": "give dialects (--dialect)",
+    "open_to_strangers": "give token=False (--no-token)",
+    "shared_memory": 'give transport="auto", "shared_memory", "tcp" or "grpc" (--transport)',
+    "threads": "give --torch-threads",
     "model_token_file": _DIAL_OPENPI,
     "model_tls_ca": _DIAL_OPENPI,
     "env_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
@@ -305,8 +312,13 @@ _REMOVED = {
     "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
-_LISTENING = {"data_address", "accept_edition_texts", "idle_timeout_s", "openpi"}
-"""Fields of ``ListenOptions``, which were options of servers; their flags have stayed."""
+_LISTENING = {
+    "data_address": "EnvServer",
+    "openpi": "ModelServer",
+    "accept_edition_texts": "the server, actor or fleet",
+    "idle_timeout_s": "the server, actor or fleet",
+}
+"""Who takes the fields of ``ListenOptions``, which were options; their flags have stayed."""
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
 _TakerT = TypeVar("_TakerT", bound=Callable[..., Any])
 
@@ -364,7 +376,7 @@ def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> Op
 def _unknown(name: str, known: Iterable[str]) -> str:
     instead = removed_option(name)
     if name in _LISTENING:
-        instead = f"give the server, actor or fleet address=ListenOptions(..., {name}=...)"
+        instead = f"give {_LISTENING[name]} address=ListenOptions(..., {name}=...)"
     if instead:
         return f"takes no {name!r} any more: {instead}"
     nearest = get_close_matches(name, known, 1)

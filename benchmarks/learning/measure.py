@@ -26,7 +26,7 @@ _LONGEST_ITERATION_S = 1_800.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a run stood after an iteration; see ``rllib.training.TrainingProgress``."""
+    """Where a run stood after an iteration; see ``rllib.checkpoint_folder.TrainingProgress``."""
 
     iteration: int
     env_steps: int

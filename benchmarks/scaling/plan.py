@@ -34,7 +34,7 @@ class Transport(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The environment of each endpoint; see ``scaling_env.Simulator``."""
+    """The environment of each endpoint; see ``sleeping_env.Simulator``."""
 
     lanes: int = 8
     step_s: float = 0.02

@@ -1,6 +1,6 @@
 """The limit of grpc.aio: a server that sends back what it gets, and does nothing else.
 
-``python -m benchmarks.serving.noop_server generator|read_write [uvloop]``; ``sides.NOOP_STYLES``
+``python -m benchmarks.serving.noop_server generator|read_write [uvloop]``; ``targets.NOOP_STYLES``
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A client whose requests arrive when they arrive, and that is late as little as possible itself.
 
 It runs as a process of its own (``python -m benchmarks.serving.open_loop_client``) and talks as
-``raw_client`` does. One thread asks, gRPC's own takes the answers; frames are made beforehand.
+``callback_call`` does. One thread asks, gRPC's own takes the answers; frames are made beforehand.
 """
 
 import contextlib

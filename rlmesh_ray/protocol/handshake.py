@@ -240,8 +240,8 @@ def _server_remedy(peer_sha256: str) -> str:
     if not name:
         return ""
     return (
-        f", the text of {name}: serve with accept_edition_texts=[{name!r}] "
-        f"(--accept-edition-text {name}) to accept it"
+        f", the text of {name}: to accept it, serve with ListenOptions(accept_edition_texts="
+        f"[{name!r}]) (--accept-edition-text {name})"
     )
 
 

@@ -240,7 +240,7 @@ class PredictionRequest:
     answer: Answer
     """Called in the serving loop, unless the request is cancelled before."""
     arrived_ns: int = 0
-    """When it was given to its engine, by ``time.monotonic_ns``."""
+    """When it was given to the batcher, by ``time.monotonic_ns``."""
 
 
 Requests = Sequence[PredictionRequest]

@@ -50,10 +50,11 @@ _CLOSE_S = 10.0  # several times what the pool takes
 class EnvServer:
     """Serves an environment over gRPC: a fixed-width vector of lanes to each session.
 
-    The environment runs in worker processes, one a session; the first one starts with the
-    server and the others when a session needs one. At the end of a session its environment has
-    5 s to close, then it is killed. All processes that it has started end with it; on Linux those
-    that have left its process group, too. Usable as a context manager.
+    The environment runs in worker processes, one for each session; the first one starts with the
+    server, and a spare one ahead of each further session. At the end of a session its environment
+    has 5 s to close, then it is killed. On Linux all processes that it has started end then, also
+    those that have left its process group; elsewhere those of the group, with the worker's process.
+    Usable as a context manager.
 
     Where the extra ``dm-env-rpc`` is installed, it answers that protocol on the same port; each of
     its worlds is a session.

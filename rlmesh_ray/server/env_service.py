@@ -102,7 +102,7 @@ class EnvService:
     Args:
         pool: Started; starts the workers of sessions.
         contract: The endpoint's.
-        step_grace_s: As for ``EnvServer``.
+        step_grace_s: See ``EnvServerOptions``.
         options: What the operator has set for clients.
         drain: Counts the requests of the endpoint.
         broker: Opens direct connections for the sessions.

@@ -131,7 +131,7 @@ class GenerationHandshake:
     is_request: Callable[[bytes], bool]
     """Whether the first frame of a Join is the generation's."""
     answer: Callable[..., HandshakeResponse]
-    """As ``released.protocol.handshake.answer_released_offer``."""
+    """As ``released.protocol.answer_released_offer``."""
 
 
 class ServedDialect(Protocol):

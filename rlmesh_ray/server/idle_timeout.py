@@ -42,7 +42,7 @@ class IdleTimeout:
         if self.has_expired:
             reason = (
                 f"no request came for {self._timeout_s:g} s, which ends a session here; the "
-                "operator can allow more (idle_timeout_s=…, --idle-timeout)"
+                "operator can allow more (idle_timeout_s of ListenOptions, --idle-timeout)"
             )
             await context.abort(grpc.StatusCode.ABORTED, reason)
 

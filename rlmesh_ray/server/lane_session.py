@@ -116,7 +116,7 @@ class LaneSession:
     Args:
         pool: Provides its worker; the session has a place in it.
         contract: Contract of the endpoint.
-        step_grace_s: As for ``EnvServer``.
+        step_grace_s: See ``EnvServerOptions``.
         dialect: Dialect of the client.
         tag_arrays: Whether the client knows arrays in infos.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).

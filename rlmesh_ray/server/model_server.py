@@ -56,7 +56,7 @@ class ModelServer:
     """
 
     def __init__(self, policy: object, **options: Unpack[ModelServerOptions]) -> None:
-        # Options are checked before the policy is used: an engine starts a thread.
+        # Options are checked before the policy is used: the batcher starts a thread.
         given = completed("ModelServer", ModelServerOptions, options)
         address, listen = listening("ModelServer", given["address"], "data_address")
         token, tls = given["token"], given["tls"]

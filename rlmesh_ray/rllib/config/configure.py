@@ -131,8 +131,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             token is sent to an endpoint of another source. Tokens become part of the config, and so
             of the algorithm's checkpoints.
         tls: For addresses whose endpoints use TLS.
-        step_timeout_s: Longest wait for an answer of an endpoint; at most half of the config's
-            ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
+        step_timeout_s: Longest wait for an answer of an endpoint. It must be shorter than
+            ``sample_timeout_s`` and ``evaluation_sample_timeout_s`` of the config; half of them
+            leaves time for the answers of other endpoints.
         reset_timeout_s: Longest wait for a reset of a session's lanes, and for a step that contains
             resets. The config's ``sample_timeout_s`` and ``evaluation_sample_timeout_s``, after
             which RLlib drops what a runner samples, are raised to twice that where they have

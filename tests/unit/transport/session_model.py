@@ -1,7 +1,7 @@
 """Client, endpoint and worker of one session after the other, and what can happen between them.
 
 The three sides are those of ``rlmesh_ray.transport.exactly_once``, as production uses them, and so
-are the session's order (``EnvSession``) and counts (``SessionProgress``, ``SessionCounting``). What
+are the session's order (``EnvSession``) and counts (``SessionProgress``). What
 surrounds them, and what lies between them, is modelled in the four modules ``*_model``: the Join
 stream and the calls beside it, the channel between endpoint and worker, direct connections with
 eventfds and buffers, and faults.
