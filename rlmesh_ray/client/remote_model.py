@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -66,6 +66,8 @@ HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
 generations_of = HANDSHAKE.generations
 
 _MOST_DIGITS = 10
+_SHOWN_CHARACTERS = 100
+"""Of a route's id, in the name of the server's route for its chunks."""
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
@@ -260,8 +262,8 @@ class _Route:
     to_columns: _ToColumns
     horizon: int
     """How many actions ``predict_chunk`` asks for at most."""
-    served: int
-    """How many actions the server's route returns at once; 0: it is not open."""
+    names: dict[bool, str] = field(default_factory=dict)
+    """The server's routes that are used, by whether chunks are asked for there."""
     telemetry: PredictTelemetry | None = None
 
 
@@ -390,12 +392,19 @@ class RemoteModel(NotPicklable):
             self._require_chosen(wanted, known)
         except ConfigurationError:
             before = self._routes.get(route_id)
-            if before is not None and before.served:
-                self._open(route_id, before.contract, before.served)
-            else:
+            if before is None:
                 self._release(route_id)
+            else:
+                self._open(route_id, before.contract, 1)
+                if before.names:
+                    before.names[False] = route_id
             raise
-        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1, 1)
+        with self._lock:
+            before = self._routes.get(route_id)
+            former_chunks = before.names.pop(True, None) if before else None
+        if former_chunks is not None:
+            self._release(former_chunks)
+        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1)
         return route_id
 
     def _require_chosen(self, wanted: int | None, known: int | None) -> None:
@@ -442,9 +451,6 @@ class RemoteModel(NotPicklable):
     ) -> Any:
         """Return the next actions of each row: for this step and those after it.
 
-        A route returns either single actions or chunks, and opens anew when the other kind is asked
-        for. Threads that ask for both use a route for each.
-
         Args:
             observation: See ``predict``.
             route_id: See ``predict``.
@@ -465,17 +471,17 @@ class RemoteModel(NotPicklable):
         if horizon == 1:
             steps = self._actions(route_id, route, batch)
         else:
-            self._use(route_id, route, horizon)
-            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, route_id, batch))
+            name = self._name(route_id, route, horizon)
+            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, name, batch))
             steps = self._dialect.actions(contract, reply, num_rows, horizon)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
     def _actions(self, route_id: str, route: _Route, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
         contract, rows, columns = batch
-        self._use(route_id, route, 1)
+        name = self._name(route_id, route, 1)
         data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._ask(route, lambda ids: self._dialect.predict(ids, route_id, rows, data))
+        reply = self._ask(route, lambda ids: self._dialect.predict(ids, name, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
 
     def _ask(self, route: _Route, make: Make) -> ModelReply:
@@ -552,17 +558,26 @@ class RemoteModel(NotPicklable):
         rows = slots.rows() if slots else [PredictSlot(lane, "", 0, False) for lane in lanes]
         return RouteBatch(route.contract, rows, route.to_columns(observation, len(rows)))
 
-    def _use(self, route_id: str, route: _Route, horizon: int) -> None:
-        """Have the server's route return so many actions at once; else it opens anew."""
-        if route.served == horizon:
-            return
+    def _name(self, route_id: str, route: _Route, horizon: int) -> str:
+        """Return the server's route for one action or for chunks, which is opened if need be.
+
+        The route of ``configure_route`` is closed if chunks are asked for first: a server with a
+        ``max_delay_s`` would have each batch wait for it.
+        """
+        names, has_chunks = route.names, horizon > 1
+        if has_chunks in names:
+            return names[has_chunks]
         with self._lock:
-            if route.served != horizon:
-                if route.served:
+            if has_chunks not in names:
+                name = route_id
+                if has_chunks:  # ids have a longest length
+                    name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
+                if names or has_chunks:
+                    self._open(name, route.contract, horizon)
+                if not names and has_chunks:
                     self._release(route_id)
-                route.served = 0
-                self._open(route_id, route.contract, horizon)
-                route.served = horizon
+                names[has_chunks] = name
+            return names[has_chunks]
 
     def _open(self, route_id: str, contract: EnvContract, horizon: int) -> ModelReply:
         return self._session_stream.ask(
@@ -587,7 +602,8 @@ class RemoteModel(NotPicklable):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         route = self._routes.get(route_id)
-        self._release(route_id)
+        for name in (route and set(route.names.values())) or {route_id}:
+            self._release(name)
         # Another thread may have configured it anew already.
         if self._routes.get(route_id) is route:
             self._routes.pop(route_id, None)

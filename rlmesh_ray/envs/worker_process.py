@@ -191,6 +191,9 @@ class WorkerProcess:
         """Whether another worker of the process has not ended in time, and may hang."""
         return self._host.is_stuck
 
+    def shares_process(self, other: Self) -> bool:
+        return self._host is other._host
+
     def has_children(self) -> bool:
         """Return whether processes run that the environment has started; after ``close``."""
         return worker_guard.has_children(self.pid)

@@ -4,11 +4,11 @@ It loads neither gRPC nor NumPy, since a command's ``--help`` is made from it.
 """
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from rlmesh_ray.auth.token_file import ServerToken
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import (
     Group,
     Option,
@@ -39,6 +39,11 @@ def edition_texts(texts: Collection[str]) -> frozenset[str]:
         ConfigurationError: A text is not known.
     """
     return frozenset(map(edition_sha256, as_names("accept_edition_texts", texts)))
+
+
+def _require_host_and_port(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise AddressError(f"{name}={value!r:.40} must be HOST:PORT")
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class ListenOptions:
             "where clients dial another port, which is mapped to it, as from a container. Default: "
             "a free port at the host of ``address``.",
             Group.SERVING,
+            check=_require_host_and_port,
             flag_help="For steps over TCP; /PORT: the one that clients dial.",
             metavar="HOST:PORT",
             shown_default="a free port",
@@ -96,6 +102,7 @@ class ListenOptions:
             "session with one lane; its largest message is ``max_message_bytes``, or what an "
             "observation needs.",
             Group.SERVING,
+            check=_require_host_and_port,
             flag_help="Where to serve openpi clients, too.",
             metavar="HOST:PORT",
         ),
@@ -115,9 +122,8 @@ class ListenOptions:
     ] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        given = asdict(self)
         for name, (_, option) in declared(ListenOptions).items():
-            option.require(name, given[name])
+            option.require(name, vars(self)[name])
 
 
 takes_options(ListenOptions)(ListenOptions)
@@ -141,12 +147,10 @@ def listening(
         ConfigurationError: A field is given that ``owner`` does not take.
     """
     listen = address if isinstance(address, ListenOptions) else ListenOptions(address)
-    given = asdict(listen)
     for name in refused:
-        if given[name] is not None:
-            raise ConfigurationError(
-                f"{owner} takes no {name}={given[name]!r:.60}: {_ELSEWHERE[name]}"
-            )
+        value = vars(listen)[name]
+        if value is not None:
+            raise ConfigurationError(f"{owner} takes no {name}={value!r:.60}: {_ELSEWHERE[name]}")
     return default if listen.address is None else listen.address, listen
 
 

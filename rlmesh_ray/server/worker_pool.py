@@ -48,6 +48,7 @@ class WorkerPool:
         # Processes whose start is not complete; they end with the pool.
         self._starting: set[WorkerProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._ending: set[WorkerProcess] = set()
         # Starts without a caller: of a spare, or of a session that has left meanwhile. The next
         # session takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
@@ -142,6 +143,7 @@ class WorkerPool:
         if worker is None:
             self.num_sessions -= 1
             return
+        self._ending.add(worker)
         leaving = asyncio.ensure_future(self._retire(worker, is_idle))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -153,7 +155,10 @@ class WorkerPool:
         if spare is not None:
             await in_thread(spare.close, _CLOSE_TIMEOUT_S)
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=_LEAVE_TIMEOUT_S)
+            # A recorded session hands over what has been noted.
+            is_recorded = self._source.observer is not None
+            timeout_s = _LEAVE_TIMEOUT_S if is_recorded else _CLOSE_TIMEOUT_S
+            await asyncio.wait(self._leaving, timeout=timeout_s)
         await asyncio.gather(
             *(in_thread(worker.kill) for worker in self._out),
             *(in_thread(worker.kill) for worker in tuple(self._starting)),  # threads add some
@@ -208,8 +213,13 @@ class WorkerPool:
         """Return a place in a process that has room for another worker; None: there is none."""
         if self._sessions_per_worker == 1:
             return None
-        workers = [*self._out, self._spare]  # a copy: this is a thread
-        joined = (worker.join(self._sessions_per_worker) for worker in workers if worker)
+        workers, ending = [*self._out, self._spare], [*self._ending]  # copies: this is a thread
+        joined = (
+            worker.join(self._sessions_per_worker)
+            for worker in workers
+            # An environment that hangs while it closes would hold up the next one.
+            if worker and not any(worker.shares_process(each) for each in ending)
+        )
         return next(filter(None, joined), None)
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
@@ -240,6 +250,7 @@ class WorkerPool:
                 await in_thread(worker.kill, spares_others=True)
         finally:
             self._out.discard(worker)
+            self._ending.discard(worker)
             self.num_sessions -= 1
         # Simulators that the environment has not ended end with the process, and so do threads
         # that hang. In a process of several sessions they may be another session's.

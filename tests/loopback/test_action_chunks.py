@@ -235,8 +235,8 @@ def test_an_open_route_is_left_alone_by_a_horizon_that_is_refused() -> None:
             model.configure_route(BOX, horizon=4)
 
         assert model.predict_chunk(OBSERVATIONS).shape == (2, 2, 1)
+        assert model.predict(OBSERVATIONS).shape == (2, 1)
         assert policy.forgotten == []
-        assert model.predict(OBSERVATIONS).shape == (2, 1), "the route opens anew"
 
 
 def test_clients_share_the_policy_s_batches(policy: Counting) -> None:
@@ -287,7 +287,7 @@ def test_a_closed_route_leaves_none_behind(server: ModelServer, model: RemoteMod
     model.configure_route(BOX)
     model.predict(OBSERVATIONS)
     model.predict_chunk(OBSERVATIONS)
-    assert server.statistics().routes == 1
+    assert server.statistics().routes == 2
 
     model.close_route()
 
@@ -309,6 +309,19 @@ def test_a_client_of_chunks_alone_has_no_other_route_that_a_delayed_batch_would_
     assert chunks.shape == (2, HORIZON, 1)
 
 
+def test_threads_may_ask_for_single_actions_and_for_chunks(model: RemoteModel) -> None:
+    model.configure_route(BOX)
+
+    def ask(index: int) -> tuple[int, ...]:
+        predict = (model.predict, model.predict_chunk)[index % 2]
+        return tuple(predict(OBSERVATIONS).shape)
+
+    with ThreadPoolExecutor(4) as pool:
+        shapes = [*pool.map(ask, range(40))]
+
+    assert shapes == [(2, 1), (2, HORIZON, 1)] * 20
+
+
 def test_single_actions_may_follow_chunks(server: ModelServer, model: RemoteModel) -> None:
     model.configure_route(BOX)
     model.predict_chunk(OBSERVATIONS)
@@ -319,7 +332,7 @@ def test_single_actions_may_follow_chunks(server: ModelServer, model: RemoteMode
 
     assert actions == [[[1], [5]]] * 2
     assert model.predict_chunk(OBSERVATIONS).shape == (2, HORIZON, 1)
-    assert server.statistics().routes == 1
+    assert server.statistics().routes == 2
 
 
 def test_a_gateway_passes_chunks_on(server: ModelServer) -> None:

@@ -103,10 +103,13 @@ def find_endpoints(
             "already have their own"
         )
     for name in options:
+        kind, option = declared(EnvOptions)[name]
+        places = f"EnvFleet({name}=...), EnvServer({name}=...)"
+        if option.has_flag:
+            places += f", serve-env {flag_name(name, kind, option)}"
         raise ConfigurationError(
             f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
-            f"endpoints that run already have their own: EnvFleet({name}=...), "
-            f"EnvServer({name}=...), serve-env {flag_name(name, *declared(EnvOptions)[name])}"
+            f"endpoints that run already have their own: {places}"
         )
     num_evaluation = num_evaluation_endpoints or 0
     endpoints = _from_running(env, num_evaluation, access)

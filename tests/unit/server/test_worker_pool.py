@@ -60,6 +60,9 @@ class Worker:
     def has_children(self) -> bool:
         return False
 
+    def shares_process(self, other: "Worker") -> bool:
+        return self.host is other.host
+
 
 class Threads:
     """What was to run in threads, and has not run."""
@@ -185,6 +188,27 @@ def test_a_spare_does_not_start_behind_an_environment_that_does_not_close(
         assert worker.host.is_killed
         spare: Any = await pool.take()
         assert spare.host is not worker.host
+
+    asyncio.run(run())
+
+
+def test_a_session_does_not_join_a_process_in_which_an_environment_closes(
+    threads: Threads,
+) -> None:
+    async def run() -> None:
+        pool = started(sessions_per_worker=2)
+        (closing,) = await taken(pool, threads, 1)
+        pool.release(closing, is_idle=True)
+        await settled()
+        await threads.run("join")
+
+        await pool.reserve()
+        taking = asyncio.ensure_future(pool.take())
+        await settled()
+        await threads.run("_start")
+
+        worker: Any = await taking
+        assert worker.host is not closing.host
 
     asyncio.run(run())
 
