@@ -201,6 +201,7 @@ def test_a_session_does_not_join_a_process_in_which_an_environment_closes(
         pool.release(closing, is_idle=True)
         await settled()
         await threads.run("join")
+        closing.host.workers.remove(closing)  # as ``close`` does, before it waits
 
         await pool.reserve()
         taking = asyncio.ensure_future(pool.take())
