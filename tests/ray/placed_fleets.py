@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.actors.registry.registry_actor import find_registry
+from rlmesh_ray.server.endpoint_status import EndpointStatus
 from tests.loopback.eventually import eventually
 
 _ENV = "CartPole-v1"
@@ -62,14 +63,14 @@ class Nodes:
         there = NodeAffinitySchedulingStrategy(self.ids[name], soft=False)
         return actor_class.options(scheduling_strategy=there).remote()
 
-    def records(self, fleet: EnvFleet) -> list[Any]:
-        """Return what the registry knows of a fleet's endpoints."""
-        registry = find_registry()
-        return list(ray.get([registry.lookup.remote(each) for each in fleet.resolver.endpoint_ids]))
+    def reported(self, fleet: EnvFleet) -> list[EndpointStatus]:
+        """Return what the registry knows of a fleet's endpoints, also of those that are lost."""
+        by_id = {each.endpoint_id: each for each in ray.get(find_registry().overview.remote())}
+        return [by_id[each] for each in fleet.resolver.endpoint_ids]
 
     def where(self, fleet: EnvFleet) -> list[str]:
         """Return the names of the nodes where a fleet's endpoints are."""
-        return [self._names[each.node_id] for each in self.records(fleet)]
+        return [self._names[each.node] for each in self.reported(fleet)]
 
     def sit(self, fleet: EnvFleet, name: str, index: int) -> None:
         """Use an endpoint of a fleet from a node."""
@@ -123,10 +124,10 @@ def try_near(nodes: Nodes) -> None:
         say("in use", nodes=nodes.where(fleet))
         nodes.sit(fleet, "head", 1)
         nodes.sit(fleet, "right", 1)
-        reported = [each.incarnation for each in nodes.records(fleet)]
+        reported = [each.restarts + 1 for each in nodes.reported(fleet)]
         say("settled", nodes=nodes.where(fleet), incarnations=reported)
         ray.kill(fleet.actors[0], no_restart=False)
-        assert eventually(lambda: nodes.records(fleet)[0].incarnation == 3)
+        assert eventually(lambda: nodes.reported(fleet)[0].restarts == 2)
         say("restarted", nodes=nodes.where(fleet))
 
 
