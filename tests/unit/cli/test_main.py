@@ -269,12 +269,27 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_first_episode(
     assert not (tmp_path / "new.png").exists()
 
 
-@pytest.mark.parametrize("option", ["--open-to-strangers", "--speak", "--token"])
+@pytest.mark.parametrize("option", ["--quux", "--token"])
 def test_an_option_that_resembles_no_other_has_no_suggestion(option: str, capsys: Capture) -> None:
     assert main(["serve-env", "CartPole-v1", option]) == 2
 
     line = capsys.readouterr().err
     assert line.startswith(f"error: No such option: {option}; rlmesh-ray serve-env --help shows")
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--open-to-strangers", "give token=False (--no-token)"),
+        ("--speak", "give dialects (--dialect)"),
+    ],
+)
+def test_an_option_that_has_left_says_what_to_use_instead(
+    option: str, instead: str, capsys: Capture
+) -> None:
+    assert main(["serve-env", "CartPole-v1", option]) == 2
+
+    assert f"No such option: {option}: {instead}" in capsys.readouterr().err
 
 
 def test_a_mistyped_option_has_a_suggestion(capsys: Capture) -> None:
