@@ -144,7 +144,7 @@ class NamedModelFleet:
             Whether all sessions have ended.
 
         Raises:
-            ConfigurationError: There is no such replica.
+            ConfigurationError: No replica has this number.
         """
         actors = self.actors if replica is None else [self._actor(replica)]
         return all(get_results([actor.drain.remote(timeout_s) for actor in actors]))
@@ -157,7 +157,7 @@ class NamedModelFleet:
             drain_timeout_s: After how long sessions that are still open are cut off.
 
         Raises:
-            ConfigurationError: There is no such replica.
+            ConfigurationError: No replica has this number.
         """
         self.drain(drain_timeout_s, replica=replica)
         actor = self._actor(replica)

@@ -74,7 +74,7 @@ def require_blendable(blend: object, dtype: np.dtype[Any] | None, name: str) -> 
     """Require that actions of this dtype can be blended so.
 
     Raises:
-        ConfigurationError: ``"mean"``, and they are no floats.
+        ConfigurationError: ``"mean"`` with actions that are not floats.
     """
     if blend == MEAN and (dtype is None or dtype.kind != "f"):
         where = f"the action {name!r}" if name else "the action"
@@ -200,7 +200,7 @@ class ChunkPlayer:
         """Leave out the actions of steps that the environment has taken without one.
 
         Raises:
-            ConfigurationError: ``num_steps`` is no number of steps.
+            ConfigurationError: ``num_steps`` is not a number of steps.
         """
         if as_int("num_steps", num_steps) < 0:
             raise ConfigurationError(f"num_steps={num_steps} must be 0 or more")
@@ -294,7 +294,7 @@ class ChunkPlayer:
             array = np.asarray(leaf)
         except ValueError as error:  # nested lists of unequal lengths
             raise ConformanceError(
-                "structure", "", f"is no array: {error}", root="chunk"
+                "structure", "", f"is not an array: {error}", root="chunk"
             ) from error
         length = len(array) if array.ndim else 0
         if not self._horizon and length:
@@ -424,7 +424,7 @@ class ActionPlayer:
 
         Raises:
             ConfigurationError: The policy returns fewer actions than the execution horizon,
-                ``blend`` no action, or ``skipped`` is no number of steps.
+                ``blend`` no action, or ``skipped`` is not a number of steps.
             ConformanceError: ``observation`` or ``done`` does not fit the environment.
             LocalProtocolError: The player is closed.
             RemoteModelError: The endpoint answered with an error.

@@ -54,7 +54,8 @@ class ListenOptions:
         **options: Those declared here.
 
     Raises:
-        ConfigurationError: A value is not possible.
+        AddressError: ``data_address`` or ``openpi`` is not text.
+        ConfigurationError: Another value is not possible.
     """
 
     address: Annotated[

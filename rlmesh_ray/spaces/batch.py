@@ -108,7 +108,7 @@ def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
         if _may_have_lost_integers(leaf, array, value):
             array = _exact_integers(leaf, value, array)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConformanceError("structure", leaf.name, f"is no array: {error}") from error
+        raise ConformanceError("structure", leaf.name, f"is not an array: {error}") from error
     return array
 
 

@@ -390,7 +390,7 @@ def _numbers(leaf: Leaf, value: object) -> object:
         if holds_numbers(value):
             return value
     except (ValueError, RecursionError) as error:
-        raise ConformanceError("structure", leaf.name, f"is no array: {error}") from error
+        raise ConformanceError("structure", leaf.name, f"is not an array: {error}") from error
     reason = "is no array, no number and no list of numbers"
     raise ConformanceError("structure", leaf.name, reason)
 

@@ -346,7 +346,7 @@ def test_the_first_chunk_has_the_horizon_of_the_others() -> None:
         player.chunk_arrived(player.request_sent(0.0), np.arange(4), 0.0)
     with pytest.raises(ConformanceError, match=r"^chunk: has 0 actions, expected 3$"):
         player.chunk_arrived(player.request_sent(0.0), np.int64(4), 0.0)
-    with pytest.raises(ConformanceError, match=r"^chunk: is no array"):
+    with pytest.raises(ConformanceError, match=r"^chunk: is not an array"):
         player.chunk_arrived(player.request_sent(0.0), [[1], [2, 3], [4]], 0.0)
 
 
