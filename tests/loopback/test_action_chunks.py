@@ -435,7 +435,7 @@ def test_the_handshake_tells_the_horizon_and_what_single_clients_get(replay: str
     [
         (lambda observations: observations[:, :1], r"shape \(2, 1\)"),
         (lambda observations: np.zeros((2, 4, 1)), r"shape \(2, 4, 1\)"),
-        (lambda observations: [[[0.0]] * 3, [[0.0]] * 2], "no array"),
+        (lambda observations: [[[0.0]] * 3, [[0.0]] * 2], "not an array"),
     ],
 )
 def test_actions_of_another_shape_are_an_error_with_both_shapes(

@@ -496,7 +496,7 @@ def test_only_the_actions_that_a_client_takes_are_checked() -> None:
         (np.zeros((2, 2, 1)), r"shape \(2, 2, 1\)"),
         (np.zeros((2, 3)), r"shape \(2, 3\)"),
         (np.zeros((3, 2, 1)), r"shape \(3, 2, 1\)"),
-        ([[[1.0]] * 3, [[1.0]] * 2], "no array"),
+        ([[[1.0]] * 3, [[1.0]] * 2], "not an array"),
     ],
 )
 def test_chunks_of_another_shape_are_refused_with_both_shapes(answer: Any, found: str) -> None:
