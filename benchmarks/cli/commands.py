@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from benchmarks.cli.calls_command import calls
+from benchmarks.cli.checkouts_command import checkouts
 from benchmarks.cli.env_commands import growth, installations, profile, sampling, stepping
 from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.gpu_command import gpu
@@ -244,6 +245,7 @@ app.command(cls=ReadableCommand)(robots)
 app.command(cls=ReadableCommand)(watching)
 app.command(cls=ReadableCommand)(weights)
 app.command(cls=ReadableCommand)(calls)
+app.command(cls=ReadableCommand)(checkouts)
 app.command(cls=ReadableCommand)(recording)
 
 
