@@ -20,7 +20,7 @@ from rlmesh_ray.actors.ray_calls import MAX_INLINE_BYTES
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.endpoint_options import ListenOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions
 
 _MOVE_TIMEOUT_S = 20.0
 _FULL_FOR_S = 60.0

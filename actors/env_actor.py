@@ -17,8 +17,8 @@ from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.envs.env_source import EnvLike, require_env_name
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.options import takes_options
-from rlmesh_ray.server.env_options import EnvOptions, EnvServerOptions
-from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.env.env_options import EnvOptions, EnvServerOptions
+from rlmesh_ray.server.env.env_server import EnvServer
 
 
 @dataclass(frozen=True, slots=True)

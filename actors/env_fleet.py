@@ -33,8 +33,8 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.options import completed, require_count, require_seconds, takes_options
-from rlmesh_ray.server.endpoint_options import ListenOptions, listening
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
+from rlmesh_ray.server.env.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
 
 _STOP_TIMEOUT_S = 10.0
 _MANAGER_TIMEOUT_S = 30.0  # to request actors from Ray; its own start may take seconds

@@ -35,11 +35,11 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import takes_no_more
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.bind_policy import TlsSource, check_exposure
-from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
-from rlmesh_ray.server.gateway import GatewayServer
-from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
+from rlmesh_ray.server.endpoint.bind_policy import TlsSource, check_exposure
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.env.env_service import SERVICE as ENV_SERVICE
+from rlmesh_ray.server.model.model_service import SERVICE as MODEL_SERVICE
+from rlmesh_ray.server.pool.gateway import GatewayServer
 
 _ASK_TIMEOUT_S = 10.0
 # The loss of any other node does not end the cluster.

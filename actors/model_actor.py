@@ -29,11 +29,15 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.options import completed, declared, takes_options
-from rlmesh_ray.server.bind_policy import checked_address
-from rlmesh_ray.server.endpoint_options import listening
-from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.server.model_options import ModelActorOptions, ModelServerOptions, PolicyOptions
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.endpoint.bind_policy import checked_address
+from rlmesh_ray.server.endpoint.endpoint_options import listening
+from rlmesh_ray.server.endpoint.error_text import text_of
+from rlmesh_ray.server.model.model_options import (
+    ModelActorOptions,
+    ModelServerOptions,
+    PolicyOptions,
+)
+from rlmesh_ray.server.model.model_server import ModelServer
 
 logger = logging.getLogger(__name__)
 

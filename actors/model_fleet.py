@@ -24,9 +24,9 @@ from rlmesh_ray.actors.weight_store import FleetRecord, offer, start_weight_stor
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.options import completed, require_count, takes_options
-from rlmesh_ray.server.endpoint_options import ListenOptions, listening
-from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_options import ModelFleetOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.model.model_options import ModelFleetOptions
 
 _NAME_TIMEOUT_S = 10.0
 _POLL_S = 0.02

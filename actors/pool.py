@@ -25,7 +25,7 @@ from rlmesh_ray.auth.token_file import (
     endpoint_token,
 )
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.client.env.env_client import shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -34,9 +34,9 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool, full_id
-from rlmesh_ray.server.bind_policy import TlsSource
-from rlmesh_ray.server.pool_admission import Registrar
-from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
+from rlmesh_ray.server.endpoint.bind_policy import TlsSource
+from rlmesh_ray.server.observe.statistics import EnvStatistics, StatisticsPair
+from rlmesh_ray.server.pool.pool_admission import Registrar
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
 _LOG = logging.getLogger(__name__)

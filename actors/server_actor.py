@@ -15,18 +15,18 @@ from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
 from rlmesh_ray.options import Group, Option
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.server.bind_policy import is_wildcard
-from rlmesh_ray.server.endpoint_options import ListenOptions, listening
-from rlmesh_ray.server.gc_tuning import freeze_heap
-from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.log_format import configure_logging_from_environment
-from rlmesh_ray.server.statistics import Statistics
+from rlmesh_ray.server.endpoint.bind_policy import is_wildcard
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.observe.log_format import configure_logging_from_environment
+from rlmesh_ray.server.observe.statistics import Statistics
 
 if TYPE_CHECKING:  # an actor loads only the server that it hosts
-    from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.gateway import GatewayServer
-    from rlmesh_ray.server.model_server import ModelServer
-    from rlmesh_ray.server.pool_admission import Registrar
+    from rlmesh_ray.server.env.env_server import EnvServer
+    from rlmesh_ray.server.model.model_server import ModelServer
+    from rlmesh_ray.server.pool.gateway import GatewayServer
+    from rlmesh_ray.server.pool.pool_admission import Registrar
 
 _LOG = logging.getLogger(__name__)
 

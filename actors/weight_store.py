@@ -9,7 +9,7 @@ import ray
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
-from rlmesh_ray.server.model_options import checked_version, version_after
+from rlmesh_ray.server.model.model_options import checked_version, version_after
 
 
 @dataclass(frozen=True, slots=True)

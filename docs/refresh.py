@@ -31,7 +31,7 @@ from rlmesh_ray import errors
 from rlmesh_ray.cli.main import app as command_line
 from rlmesh_ray.compliance.checks import SECTIONS, Clause, Party
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
-from rlmesh_ray.server.statistics import ALL_METRICS
+from rlmesh_ray.server.observe.statistics import ALL_METRICS
 
 ROOT = Path(__file__).parents[1]
 _TESTING = ("catch", "envs", "equality", "probe_env", "strategies")

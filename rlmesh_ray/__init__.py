@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from rlmesh_ray.auth.ray_credentials import RayTls
     from rlmesh_ray.auth.server_tls import ServerTls
     from rlmesh_ray.auth.token_file import TokenFile
-    from rlmesh_ray.client.action_player import ActionPlayer, ChunkPlayer
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.client.observer import EndpointObserver
-    from rlmesh_ray.client.remote_env import RemoteEnv
-    from rlmesh_ray.client.remote_model import RemoteModel, Slots
-    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.client.env.observer import EndpointObserver
+    from rlmesh_ray.client.env.remote_env import RemoteEnv
+    from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.client.model.action_player import ActionPlayer, ChunkPlayer
+    from rlmesh_ray.client.model.remote_model import RemoteModel, Slots
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
     from rlmesh_ray.dialects.rllink.client import LocalAgent, RemoteAgent, RLlinkClient
     from rlmesh_ray.evaluation.result import EvaluationResult
     from rlmesh_ray.evaluation.run import evaluate
-    from rlmesh_ray.server.endpoint_options import ListenOptions
-    from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.metrics_server import serve_metrics
-    from rlmesh_ray.server.model_server import ModelServer
-    from rlmesh_ray.server.statistics import MeasuredEndpoint
+    from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions
+    from rlmesh_ray.server.env.env_server import EnvServer
+    from rlmesh_ray.server.model.model_server import ModelServer
+    from rlmesh_ray.server.observe.metrics_server import serve_metrics
+    from rlmesh_ray.server.observe.statistics import MeasuredEndpoint
     from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
     from rlmesh_ray.spaces.gym_conversion import from_gymnasium
     from rlmesh_ray.spaces.observation_map import ObservationMap
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ActionPlayer": "rlmesh_ray.client.action_player",
+    "ActionPlayer": "rlmesh_ray.client.model.action_player",
     "AutoresetMode": "rlmesh_ray.spaces.contract",
-    "ChunkPlayer": "rlmesh_ray.client.action_player",
+    "ChunkPlayer": "rlmesh_ray.client.model.action_player",
     "ClientTls": "rlmesh_ray.auth.client_tls",
     "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",
-    "EndpointObserver": "rlmesh_ray.client.observer",
+    "EndpointObserver": "rlmesh_ray.client.env.observer",
     "EnvContract": "rlmesh_ray.spaces.contract",
-    "EnvServer": "rlmesh_ray.server.env_server",
+    "EnvServer": "rlmesh_ray.server.env.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation.result",
-    "ListenOptions": "rlmesh_ray.server.endpoint_options",
+    "ListenOptions": "rlmesh_ray.server.endpoint.endpoint_options",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client",
-    "MeasuredEndpoint": "rlmesh_ray.server.statistics",
-    "ModelServer": "rlmesh_ray.server.model_server",
+    "MeasuredEndpoint": "rlmesh_ray.server.observe.statistics",
+    "ModelServer": "rlmesh_ray.server.model.model_server",
     "ObservationMap": "rlmesh_ray.spaces.observation_map",
     "RLlinkClient": "rlmesh_ray.dialects.rllink.client",
     "RayTls": "rlmesh_ray.auth.ray_credentials",
     "RemoteAgent": "rlmesh_ray.dialects.rllink.client",
-    "RemoteEnv": "rlmesh_ray.client.remote_env",
-    "RemoteModel": "rlmesh_ray.client.remote_model",
-    "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
+    "RemoteEnv": "rlmesh_ray.client.env.remote_env",
+    "RemoteModel": "rlmesh_ray.client.model.remote_model",
+    "RemoteVectorEnv": "rlmesh_ray.client.env.remote_vector_env",
     "ServerTls": "rlmesh_ray.auth.server_tls",
-    "Slots": "rlmesh_ray.client.remote_model",
+    "Slots": "rlmesh_ray.client.model.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",
     "evaluate": "rlmesh_ray.evaluation.run",
     "from_gymnasium": "rlmesh_ray.spaces.gym_conversion",
-    "serve_metrics": "rlmesh_ray.server.metrics_server",
+    "serve_metrics": "rlmesh_ray.server.observe.metrics_server",
 }
 
 __all__ = [

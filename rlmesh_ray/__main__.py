@@ -33,7 +33,7 @@ def main() -> int:
             stream.flush()
             continue
         _discard(stream.fileno())
-    executors = sys.modules.get("rlmesh_ray.server.policy_executor")
+    executors = sys.modules.get("rlmesh_ray.server.model.policy_executor")
     if executors is not None and executors.any_policy_runs():
         os._exit(code)  # without the end of the interpreter, which such a thread may not outlive
     return code

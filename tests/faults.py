@@ -84,7 +84,7 @@ FAULTS = (
         "a-drain-admits-sessions",
         "server",
         "A draining endpoint still admits new clients.",
-        "rlmesh_ray/server/gate.py",
+        "rlmesh_ray/server/endpoint/gate.py",
         "if self.is_closed and method",
         "if False and method",
         "tests/loopback/test_health.py::"
@@ -104,7 +104,7 @@ FAULTS = (
         "worker-restarts-are-not-counted",
         "server",
         "A worker that takes the place of a dead one is not counted.",
-        "rlmesh_ray/server/worker_pool.py",
+        "rlmesh_ray/server/env/worker_pool.py",
         "            self.counts.worker_restarts += 1\n",
         "",
         "tests/loopback/test_statistics.py::"
@@ -115,7 +115,7 @@ FAULTS = (
         "server",
         "A reset of some lanes succeeds on a new worker, although the other lanes "
         "died with the old one.",
-        "rlmesh_ray/server/lane_session.py",
+        "rlmesh_ray/server/env/lane_session.py",
         "if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):",
         "if False:",
         "tests/loopback/test_env_endpoint.py::"
@@ -125,7 +125,7 @@ FAULTS = (
         "a-batch-is-a-row-too-large",
         "server",
         "A batch of predictions may have one row more than the limit.",
-        "rlmesh_ray/server/batch_queue.py",
+        "rlmesh_ray/server/model/batch_queue.py",
         "if num_rows > self._max_rows:",
         "if num_rows > self._max_rows + 1:",
         "tests/loopback/test_serving.py::test_each_route_s_answers_keep_its_order_in_all_batches",
@@ -134,7 +134,7 @@ FAULTS = (
         "a-session-has-a-route-too-many",
         "server",
         "A session may open one route more than the limit.",
-        "rlmesh_ray/server/model_stream.py",
+        "rlmesh_ray/server/model/model_stream.py",
         "if num_routes > MAX_ROUTES:",
         "if num_routes > MAX_ROUTES + 1:",
         "tests/loopback/test_serving.py::test_a_client_may_not_open_routes_without_end",
@@ -143,7 +143,7 @@ FAULTS = (
         "a-busy-session-counts-as-idle",
         "server",
         "A session that steps over its direct connection ends for being idle.",
-        "rlmesh_ray/server/idle_timeout.py",
+        "rlmesh_ray/server/endpoint/idle_timeout.py",
         "if self._reader is None or self._is_active():",
         "if self._reader is None:",
         "tests/loopback/test_access_limits.py::"
@@ -153,7 +153,7 @@ FAULTS = (
         "a-late-step-has-its-limit-twice",
         "client",
         "A direct step without an answer waits as long again on the stream.",
-        "rlmesh_ray/client/env_client.py",
+        "rlmesh_ray/client/env/env_client.py",
         "return max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)",
         "return limit_s",
         "tests/loopback/test_direct_connection.py::"
@@ -163,7 +163,7 @@ FAULTS = (
         "a-masked-reset-takes-other-seeds",
         "client",
         "A reset of some lanes sends the seeds of the first lanes, not those of the chosen ones.",
-        "rlmesh_ray/client/remote_vector_env.py",
+        "rlmesh_ray/client/env/remote_vector_env.py",
         "seeds = [seeds[lane] for lane in lanes] if seeds else []",
         "seeds = seeds[: len(lanes)]",
         "tests/loopback/test_gymnasium_interface.py::"
@@ -173,7 +173,7 @@ FAULTS = (
         "a-lane-is-reset-twice",
         "client",
         "A single lane that was reset after its end is reset once more by the next step.",
-        "rlmesh_ray/client/remote_vector_env.py",
+        "rlmesh_ray/client/env/remote_vector_env.py",
         "        self._begun.update(lanes or range(self.num_envs))\n"
         "        self._has_ended = False\n",
         "        self._begun.update(lanes or range(self.num_envs))\n",
@@ -184,7 +184,7 @@ FAULTS = (
         "a-step-that-resets-has-little-time",
         "client",
         "A step that resets lanes has the time limit of a plain step.",
-        "rlmesh_ray/client/env_client.py",
+        "rlmesh_ray/client/env/env_client.py",
         "if self._may_reset():",
         "if False:",
         "tests/loopback/test_deadlines.py::"
@@ -194,7 +194,7 @@ FAULTS = (
         "a-call-shows-no-token",
         "client",
         "A call into an environment does not send the token.",
-        "rlmesh_ray/client/env_client.py",
+        "rlmesh_ray/client/env/env_client.py",
         "return self._connect_options.metadata + self._own_metadata",
         "return self._own_metadata",
         "tests/loopback/test_lane_calls.py::test_a_call_wants_the_token",

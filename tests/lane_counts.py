@@ -1,6 +1,6 @@
 """Counts of lanes without a worker."""
 
-from rlmesh_ray.server.counters import LaneCounters
+from rlmesh_ray.server.observe.counters import LaneCounters
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 

@@ -13,7 +13,7 @@ from rlmesh_ray.histogram import (
     HistogramCounter,
     histogram_of,
 )
-from rlmesh_ray.server.statistics import ModelStatistics, SessionStatistics
+from rlmesh_ray.server.observe.statistics import ModelStatistics, SessionStatistics
 
 
 def model_statistics(

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,6 +248,30 @@ def test_room_imports_only_what_it_may(room: str) -> None:
             name = path.relative_to(ROOT).as_posix().removeprefix("rlmesh_ray/")
             allowed = third_party | LAZY_MODULES.get(name, set())
             assert top in allowed, f"{path} imports {top}"
+
+
+# A runner and its ways of sampling know each other; so do a model and its player of actions.
+IN_CIRCLES = ("rllib/runner/", "client/model/")
+
+
+def test_imports_have_no_circle() -> None:
+    """Imports inside functions count, too."""
+    modules, folders = graphlib.TopologicalSorter[str](), graphlib.TopologicalSorter[str]()
+    names = product_modules()
+    for name, path in names.items():
+        folder = name.rpartition("/")[0]
+        for node in import_statements(path)[0]:
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            module = node.module.removeprefix("rlmesh_ray.").replace(".", "/")
+            for each in {module, *(f"{module}/{alias.name}" for alias in node.names)} & set(names):
+                if each != name and not name.startswith(IN_CIRCLES):
+                    modules.add(name, each)
+                if folder != each.rpartition("/")[0] and name.startswith(("server/", "client/")):
+                    folders.add(folder, each.rpartition("/")[0])
+
+    modules.prepare()
+    folders.prepare()
 
 
 @pytest.mark.parametrize("lazy", LAZY_MODULES)

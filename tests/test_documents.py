@@ -16,7 +16,7 @@ import typer.main
 
 from docs import refresh
 from rlmesh_ray.cli.main import app
-from rlmesh_ray.server.statistics import ALL_METRICS
+from rlmesh_ray.server.observe.statistics import ALL_METRICS
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

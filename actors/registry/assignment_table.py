@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlmesh_ray.server.endpoint_status import RunnerStatus
+from rlmesh_ray.server.observe.endpoint_status import RunnerStatus
 
 _FORGET_AFTER_S = 600.0
 """Assignments that no runner has reported for this long belong to runners that are gone."""

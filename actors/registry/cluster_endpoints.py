@@ -14,7 +14,7 @@ from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource, derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, RunnerStatus
 
 _TIMEOUT_S = 30.0
 _POOLS = fleet_name_of_pool("")

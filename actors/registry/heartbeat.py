@@ -12,7 +12,7 @@ from ray.util.metrics import Counter, Gauge
 
 from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
-from rlmesh_ray.server.statistics import (
+from rlmesh_ray.server.observe.statistics import (
     RESTARTS,
     TAGS,
     Metric,

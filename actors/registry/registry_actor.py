@@ -14,8 +14,8 @@ import ray
 
 from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.assignment_table import AssignmentTable, EndpointRecord
-from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
-from rlmesh_ray.server.statistics import StatisticsPair
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, RunnerStatus
+from rlmesh_ray.server.observe.statistics import StatisticsPair
 
 REGISTRY_NAME = "registry"
 REGISTRY_NAMESPACE = "rlmesh_ray"

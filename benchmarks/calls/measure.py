@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from benchmarks.calls.plan import Calls, Subject
 from benchmarks.calls.trace import TRACE, Trace, TracedEnv
-from rlmesh_ray.client.remote_env import RemoteEnv
-from rlmesh_ray.client.remote_model import RemoteModel
-from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.env.remote_env import RemoteEnv
+from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.polling import SPIN_VARIABLE
-from rlmesh_ray.server.env_server import EnvServer
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.env.env_server import EnvServer
+from rlmesh_ray.server.model.model_server import ModelServer
 from rlmesh_ray.spaces.gym_conversion import contract_of
 
 WARM_UP, ROUNDS = 5, 64

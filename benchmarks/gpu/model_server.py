@@ -5,10 +5,10 @@ import sys
 from benchmarks.control import stay
 from benchmarks.gpu.networks import contract_of, make_network
 from benchmarks.gpu.plan import Network, ServedNetwork
-from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.models.torch.policy import TorchPolicy
-from rlmesh_ray.server.gc_tuning import freeze_heap
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
+from rlmesh_ray.server.model.model_server import ModelServer
 
 _COMPILATION_S = 600.0
 _MAX_MESSAGE_BYTES = 256 * 2**20

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from PIL import Image
 
 from benchmarks.control import stay
-from rlmesh_ray.server.gc_tuning import freeze_heap
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
+from rlmesh_ray.server.model.model_server import ModelServer
 
 _HEIGHT, _WIDTH = 480, 640
 

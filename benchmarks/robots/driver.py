@@ -21,7 +21,7 @@ from benchmarks.robots.cameras import Robot, observation
 from benchmarks.robots.policy import SleepingPolicy
 from benchmarks.serving.frames import contract
 from benchmarks.stepping.stopwatch import Step, time_steps, time_threads
-from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.dialects.openpi.wire import pack, unpack
 from rlmesh_ray.errors import EndpointError
 

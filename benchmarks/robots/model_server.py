@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.control import stay
 from benchmarks.robots.policy import SleepingPolicy
 from benchmarks.serving.frames import contract
-from rlmesh_ray.server.gc_tuning import freeze_heap
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
+from rlmesh_ray.server.model.model_server import ModelServer
 
 if __name__ == "__main__":
     policy, max_delay_s = SleepingPolicy(int(sys.argv[1])), float(sys.argv[2])

@@ -25,7 +25,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from benchmarks.measured_process import only_for_the_parent
 from rlmesh_ray.rllib.config.configure import configure
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
-from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
 
 _LOGICAL_CPUS = 2
 _SEED = 1

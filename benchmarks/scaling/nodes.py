@@ -20,7 +20,7 @@ from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.env.env_server import EnvServer
 
 _LOGICAL_CPUS = 4
 """Of a node: Ray starts as many processes beforehand, and most actors mostly wait."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from benchmarks.control import stay
 from benchmarks.stepping.environments import environment
 from benchmarks.stepping.specs import ServerSpec
-from rlmesh_ray.server.env_server import EnvServer
-from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
+from rlmesh_ray.server.env.env_server import EnvServer
 
 if __name__ == "__main__":
     server_spec = ServerSpec.from_line(sys.argv[1])

@@ -14,8 +14,8 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.histogram import BATCH_BOUNDS_ROWS, DURATION_BOUNDS_NS, NS_PER_S, Histogram
 from rlmesh_ray.recording.store import EpisodeSummary, RecordingInfo, Store
-from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
-from rlmesh_ray.server.statistics import (
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, RunnerStatus
+from rlmesh_ray.server.observe.statistics import (
     EnvStatistics,
     ModelStatistics,
     SessionStatistics,

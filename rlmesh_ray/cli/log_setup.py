@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.server.log_format import LogFormat, formatter_of, log_to_stderr
+from rlmesh_ray.server.observe.log_format import LogFormat, formatter_of, log_to_stderr
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -56,7 +56,7 @@ def muted() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-CLIENT_LOG = "rlmesh_ray.client.env_client"
+CLIENT_LOG = "rlmesh_ray.client.env.env_client"
 """Says that lanes take long to reset."""
 RECORDING_LOG = "rlmesh_ray.recording"
 """Says what is not recorded, such as videos."""

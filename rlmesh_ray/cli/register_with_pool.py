@@ -20,7 +20,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name
-from rlmesh_ray.server.statistics_report import pack_report
+from rlmesh_ray.server.observe.statistics_report import pack_report
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.endpoint_registration import RegistrarOptions
@@ -184,7 +184,7 @@ class RegistrationConfig:
         Args:
             bound: The address that the endpoint listens on.
         """
-        from rlmesh_ray.server.bind_policy import is_wildcard
+        from rlmesh_ray.server.endpoint.bind_policy import is_wildcard
 
         if self.advertised is not None:
             return self.advertised.host, self.advertised.port or bound.port

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.action_player import ActionPlayer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import RemoteModel, Slots
-from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.model.action_player import ActionPlayer
+from rlmesh_ray.client.model.remote_model import RemoteModel, Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,

@@ -1,6 +1,6 @@
 """What a client may send in one session, and what the replies mean. Sans-I/O.
 
-``client/env_client.py`` and ``client/remote_model.py`` move the bytes and wait.
+``client/env/env_client.py`` and ``client/model/remote_model.py`` move the bytes and wait.
 
 * An error that the endpoint does not call recoverable ends the session (edition 2026.06, "Timeouts
   and Errors"), as does a reply that breaks the protocol, or an exception in the middle of a request

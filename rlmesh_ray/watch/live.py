@@ -17,12 +17,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlmesh_ray.auth.token_file import endpoint_token, registration_token
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.observer import EndpointObserver, EndpointStatistics
+from rlmesh_ray.client.env.observer import EndpointObserver, EndpointStatistics
 from rlmesh_ray.errors import CapacityError, EndpointLostError, RlmeshError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus, as_fields, in_order
-from rlmesh_ray.server.statistics import StatisticsPair
-from rlmesh_ray.server.statistics_report import statistics_of
+from rlmesh_ray.server.observe.endpoint_status import (
+    EndpointStatus,
+    RunnerStatus,
+    as_fields,
+    in_order,
+)
+from rlmesh_ray.server.observe.statistics import StatisticsPair
+from rlmesh_ray.server.observe.statistics_report import statistics_of
 
 PICTURES_PER_S = 5
 """Pictures of a session, at most."""

@@ -16,7 +16,7 @@ from benchmarks.watching.cart_pole import DrawnCartPole
 from benchmarks.watching.samples import ManyEndpoints, record, write_progress, write_recording
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus
 from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder

@@ -16,8 +16,8 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.action_cases import commands
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject

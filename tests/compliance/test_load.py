@@ -7,7 +7,7 @@ import gymnasium
 
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject, RawModelSession
 from rlmesh_ray.protocol.messages import (
     Close,

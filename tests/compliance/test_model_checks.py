@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.checks import Finding, Verdict
 from rlmesh_ray.compliance.model_checks import rows, varied
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject

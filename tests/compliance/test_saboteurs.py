@@ -9,7 +9,7 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.checks import Verdict
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import (

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Space, Text
 
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.checks import CLAUSES, Finding, Party, Verdict
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import check_env, check_model

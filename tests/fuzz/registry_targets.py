@@ -11,8 +11,8 @@ from rlmesh_ray.protocol.pool_membership import (
     RegistrationRequest,
     validate_registration,
 )
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics_report import pack_report, parse_report
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics_report import pack_report, parse_report
 from rlmesh_ray.wire import registry_v1 as wire
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
 from tests.fuzz.samples import Target

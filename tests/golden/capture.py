@@ -26,7 +26,7 @@ from rlmesh_ray import (
     RemoteVectorEnv,
     RlmeshError,
 )
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.model.remote_model import Slots
 from tests.golden.corpus import HERE, Frame, Line, write
 from tests.golden.relay import Relay, relayed
 from tests.peers.rlmesh_b3 import peer as b3

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from rlmesh_ray import RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.remote_model import ModelSessionStream
+from rlmesh_ray.client.model.remote_model import ModelSessionStream
 from rlmesh_ray.protocol.client_session import Limit
 from rlmesh_ray.transport.direct_connection import DirectConnection
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
+from rlmesh_ray.client.env.env_client import EnvClient, ResetResult, StepResult
 
 NOTHING = [np.zeros(1, np.int64)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from tests.loopback.eventually import eventually
 
 SERVICE = "toy.v1.Toy"

@@ -17,9 +17,9 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, TokenFile
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import derive_token
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.env.observer import EndpointObserver
 from rlmesh_ray.client.health import check_health
-from rlmesh_ray.client.observer import EndpointObserver
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.client import RLlinkClient
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer

@@ -31,7 +31,7 @@ from rlmesh_ray import (
     RemoteVectorEnv,
 )
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.rllink import wire as m
@@ -48,8 +48,9 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import connection_limits, env_server, handshake_service
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.endpoint import connection_limits, handshake_service
+from rlmesh_ray.server.env import env_server
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.child_processes import worker_pids

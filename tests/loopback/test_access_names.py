@@ -26,7 +26,7 @@ from grpc_health.v1 import health_pb2
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.errors import RlmeshError
 from tests.loopback.dm_env_rpc_stream import DmStream

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from rlmesh_ray import ModelServer, RemoteModel, Slots
-from rlmesh_ray.client.remote_model import policy_of
+from rlmesh_ray.client.model.remote_model import policy_of
 from rlmesh_ray.errors import (
     ConfigurationError,
     LocalProtocolError,
@@ -31,7 +31,7 @@ from rlmesh_ray.protocol.messages import (
     PredictSlot,
     RouteConfigured,
 )
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import model as wire

@@ -13,8 +13,8 @@ import pytest
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.cli.commands.inspect import dialects_of_env
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.env_session_client import DialectEnvClient
+from rlmesh_ray.client.env.env_client import EnvClient, shake_hands
+from rlmesh_ray.client.env.env_session_client import DialectEnvClient
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.dialects.registry import Dialect, DialectSettings
 from rlmesh_ray.errors import AddressError, ConfigurationError

@@ -29,7 +29,7 @@ from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health
-from rlmesh_ray.client.remote_model import policy_of
+from rlmesh_ray.client.model.remote_model import policy_of
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.recording import load

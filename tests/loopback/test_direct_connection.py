@@ -22,9 +22,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env import env_client
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.errors import (
     CodecError,
     EndpointError,

@@ -21,13 +21,13 @@ from rlmesh_ray import EnvServer, ListenOptions, RemoteVectorEnv
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, request_ticket, shake_hands
+from rlmesh_ray.client.env.env_client import EnvClient, request_ticket, shake_hands
 from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.data_address import bound_sockets
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.env.data_address import bound_sockets
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.transport import direct_connector, tcp

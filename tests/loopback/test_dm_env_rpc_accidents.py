@@ -20,7 +20,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import StepResult
+from rlmesh_ray.client.env.env_client import StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.dialects.dm_env_rpc.client.env_session_client import WorldClient
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings

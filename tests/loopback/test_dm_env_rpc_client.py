@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_ray import RemoteEnv, RemoteVectorEnv, evaluate
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_session_client import probe_endpoint
+from rlmesh_ray.client.env.env_session_client import probe_endpoint
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,

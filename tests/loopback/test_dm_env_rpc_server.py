@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import CONTRACT, contract_from_text
 from rlmesh_ray.errors import CapacityError
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
+from rlmesh_ray.server.env.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.client.env.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
     CapacityError,
     CodecError,

@@ -26,8 +26,8 @@ from rlmesh_ray import (
     evaluate,
 )
 from rlmesh_ray.auth.client_tls import ClientTls
-from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env import env_client
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -38,10 +38,10 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import gateway as gateway_module
-from rlmesh_ray.server.bind_policy import ServerTls
-from rlmesh_ray.server.env_service import SERVICE as ENV
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.endpoint.bind_policy import ServerTls
+from rlmesh_ray.server.env.env_service import SERVICE as ENV
+from rlmesh_ray.server.pool import gateway as gateway_module
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import Listing

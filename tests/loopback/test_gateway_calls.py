@@ -12,8 +12,8 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import gateway as gateway_module
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.pool import gateway as gateway_module
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Listing, Toy
 from tests.loopback.ports import plain_channel

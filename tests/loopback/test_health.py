@@ -20,19 +20,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.client.health import EndpointHealth, HealthStatus, check_health
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.errors import AccessDeniedError, EndpointError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.server import endpoint as endpoint_module
-from rlmesh_ray.server import env_server as env_server_module
-from rlmesh_ray.server import event_loop as loop_module
-from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.env_service import SERVICE as ENV
-from rlmesh_ray.server.event_loop import shared_loop
-from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_service import SERVICE as MODEL
+from rlmesh_ray.server.endpoint import endpoint as endpoint_module
+from rlmesh_ray.server.endpoint import event_loop as loop_module
+from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.event_loop import shared_loop
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.env import env_server as env_server_module
+from rlmesh_ray.server.env.env_service import SERVICE as ENV
+from rlmesh_ray.server.model.model_service import SERVICE as MODEL
 from rlmesh_ray.spaces.contract import EnvContract
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.client_internals import vanish
@@ -155,7 +155,7 @@ def test_the_reason_reaches_who_asks_however_long_it_is() -> None:
 
 @pytest.fixture
 def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
+    monkeypatch.setattr("rlmesh_ray.server.endpoint.health.WATCH_PERIOD_S", 0.05)
 
 
 @pytest.mark.usefixtures("_frequent_checks")

@@ -13,11 +13,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.client.env.env_client import shake_hands
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.images import resize_images
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.gateway_peers import Listing

@@ -13,7 +13,7 @@ import pytest
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, StepResult
+from rlmesh_ray.client.env.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
 from rlmesh_ray.polling import AdaptivePoller

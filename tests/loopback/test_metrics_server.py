@@ -20,7 +20,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.options.common import served_metrics
 from rlmesh_ray.errors import ListenError
-from rlmesh_ray.server import metrics_server
+from rlmesh_ray.server.observe import metrics_server
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import events, started
 

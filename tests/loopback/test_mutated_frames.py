@@ -24,7 +24,7 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.probe import ACTION_SPACE, REST, ProbeCommand
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import (
@@ -50,7 +50,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.endpoint.event_loop import shared_loop
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb

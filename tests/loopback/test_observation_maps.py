@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, ModelServer, ObservationMap, RemoteModel, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import policy_of, shake_hands
+from rlmesh_ray.client.model.remote_model import policy_of, shake_hands
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RemoteModelError
 
 MAP = {"observation/image": "resize(pixels,4,4)", "state": "concat(agent_pos,gripper)"}

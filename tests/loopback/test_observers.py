@@ -20,8 +20,8 @@ from PIL import Image
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.observer import EndpointObserver, ObservedSession
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.env.observer import EndpointObserver, ObservedSession
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -33,8 +33,9 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import env_service, observer_service
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.env import env_service
+from rlmesh_ray.server.observe import observer_service
+from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire import observe_v1 as wire

@@ -28,7 +28,7 @@ from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import policy_of, shake_hands
+from rlmesh_ray.client.model.remote_model import policy_of, shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,

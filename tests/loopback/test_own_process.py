@@ -112,7 +112,7 @@ from rlmesh_ray import (
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.pool.gateway import GatewayServer
 
 env_server = EnvServer("CartPole-v1", max_sessions=3).start()
 model_server = ModelServer(lambda rows: [1] * len(rows)).start()

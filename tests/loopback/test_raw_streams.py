@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ListenOptions, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.protocol import capabilities
@@ -34,11 +34,11 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.batcher import Batcher
-from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.handshake_service import ServiceOptions
-from rlmesh_ray.server.model_service import ModelService
-from rlmesh_ray.server.model_stream import MAX_UNANSWERED
+from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
+from rlmesh_ray.server.model.batcher import Batcher
+from rlmesh_ray.server.model.model_service import ModelService
+from rlmesh_ray.server.model.model_stream import MAX_UNANSWERED
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire

@@ -38,11 +38,11 @@ from rlmesh_ray.protocol.pool_membership import (
     RegistrationRefused,
     RegistrationRequest,
 )
-from rlmesh_ray.server import pool_admission as registrar_module
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.pool_admission import Registrar
-from rlmesh_ray.server.statistics import EnvStatistics
-from rlmesh_ray.server.statistics_report import pack_report
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics import EnvStatistics
+from rlmesh_ray.server.observe.statistics_report import pack_report
+from rlmesh_ray.server.pool import pool_admission as registrar_module
+from rlmesh_ray.server.pool.pool_admission import Registrar
 from rlmesh_ray.wire import registry_v1 as wire
 from tests.lane_counts import note_step
 from tests.loopback.certificates import Authority, needs_openssl

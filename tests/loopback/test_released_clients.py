@@ -18,9 +18,9 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.commands.inspect import dialects_of_env
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.remote_model import Slots, generations_of
-from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
+from rlmesh_ray.client.env.env_client import EnvClient, shake_hands
+from rlmesh_ray.client.model.remote_model import Slots, generations_of
+from rlmesh_ray.client.model.remote_model import shake_hands as shake_hands_with_model
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     answer_released_offer,

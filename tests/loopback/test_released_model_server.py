@@ -44,7 +44,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.protocol.model_session import EpisodesForgotten, ForgetEpisodes, SessionRequest
-from rlmesh_ray.server import model_stream
+from rlmesh_ray.server.model import model_stream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb

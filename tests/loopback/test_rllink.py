@@ -37,7 +37,7 @@ from rlmesh_ray.errors import (
     RemoteError,
     RemoteProtocolError,
 )
-from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.endpoint.event_loop import shared_loop
 from tests.frame_mutation import damaged
 from tests.loopback.eventually import eventually
 

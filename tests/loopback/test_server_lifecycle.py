@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import worker_pids

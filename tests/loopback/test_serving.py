@@ -24,7 +24,7 @@ from rlmesh_ray import ListenOptions, ModelServer, RemoteModel
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.model.remote_model import Slots
 from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
@@ -41,9 +41,10 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import batcher, endpoint, model_stream, policy_executor
-from rlmesh_ray.server.event_loop import shared_loop
-from rlmesh_ray.server.model_stream import ModelStream
+from rlmesh_ray.server.endpoint import endpoint
+from rlmesh_ray.server.endpoint.event_loop import shared_loop
+from rlmesh_ray.server.model import batcher, model_stream, policy_executor
+from rlmesh_ray.server.model.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.validation import MAX_LANES
@@ -1020,7 +1021,7 @@ def test_serve_model_ends_by_a_signal_though_the_policy_holds_the_serving_loop(
         textwrap.dedent(
             """
             import threading
-            from rlmesh_ray.server import batcher
+            from rlmesh_ray.server.model import batcher
             from tests.loopback.test_serving import Holding
 
             batcher._NUM_TO_PROVE, batcher._FAST_S = 0, 60.0

@@ -22,12 +22,12 @@ from PIL import Image
 
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.client.env.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.errors import ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
-from rlmesh_ray.server import connection_broker
+from rlmesh_ray.server.env import connection_broker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import direct_frames as frames
@@ -135,7 +135,7 @@ def test_who_shares_no_network_with_the_endpoint_gets_messages(tmp_path: Path) -
     program = """
 import sys, numpy as np
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.errors import ConfigurationError
 client = EnvClient(ConnectOptions(sys.argv[1]))
 client.reset()

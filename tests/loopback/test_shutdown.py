@@ -18,8 +18,8 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.wire.rlmesh_v1.handshake import (
     ShutdownResponse,

@@ -14,14 +14,14 @@ import pytest
 from rlmesh_ray import ModelServer
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import shake_hands
+from rlmesh_ray.client.model.remote_model import shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
     EndpointError,
     EndpointUnreachableError,
 )
-from rlmesh_ray.server.bind_policy import ServerTls
+from rlmesh_ray.server.endpoint.bind_policy import ServerTls
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="makes its certificates with openssl"

@@ -32,9 +32,9 @@ from rlmesh_ray.auth.token_file import endpoint_token
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
-from rlmesh_ray.client.observer import EndpointObserver
+from rlmesh_ray.client.env.observer import EndpointObserver
 from rlmesh_ray.errors import CapacityError
-from rlmesh_ray.server.pool_admission import Registrar
+from rlmesh_ray.server.pool.pool_admission import Registrar
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.watch.live import AddressSource, LiveView, WatchedAddress

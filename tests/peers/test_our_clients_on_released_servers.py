@@ -22,8 +22,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.model.remote_model import Slots
 from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,

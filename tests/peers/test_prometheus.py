@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rlmesh_ray import serve_metrics
 from rlmesh_ray.cli.commands.status import DASHBOARD
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.metrics_server import StatisticsCollector
-from rlmesh_ray.server.statistics import MeasuredEndpoint
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.metrics_server import StatisticsCollector
+from rlmesh_ray.server.observe.statistics import MeasuredEndpoint
 from tests.lane_counts import note_step
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address

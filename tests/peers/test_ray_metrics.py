@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.server.statistics import ALL_METRICS
+from rlmesh_ray.server.observe.statistics import ALL_METRICS
 
 ROOT = Path(__file__).parents[2]
 EXTRA = ROOT / ".venvs" / "ray_metrics"

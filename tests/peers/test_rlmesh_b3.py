@@ -26,8 +26,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_ray import EnvServer, ListenOptions, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.env.env_client import EnvClient
+from rlmesh_ray.client.model.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, HandshakeRefusedError, RemoteModelError
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 from rlmesh_ray.spaces.batch import stack

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.actors.registry.registry_actor import find_registry
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus
 from tests.loopback.eventually import eventually
 
 _ENV = "CartPole-v1"

@@ -22,7 +22,7 @@ from ray.rllib.utils.error import MultiAgentEnvError
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,

@@ -38,7 +38,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.server.statistics_report import pack_report
+from rlmesh_ray.server.observe.statistics_report import pack_report
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address

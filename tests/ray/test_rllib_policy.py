@@ -41,8 +41,8 @@ from rlmesh_ray.models.rllib import checkpoint_policy
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
-from rlmesh_ray.server.batcher import run_batch
+from rlmesh_ray.server.model.batch_schema import BatchSchema, PredictionRequest
+from rlmesh_ray.server.model.batcher import run_batch
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values

@@ -17,12 +17,12 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
+from rlmesh_ray.client.model.remote_model import RemoteModel, Slots, contract_of
 from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
-from rlmesh_ray.server.env_server import EnvServer
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.env.env_server import EnvServer
+from rlmesh_ray.server.model.model_server import ModelServer
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import EchoEnv
 from tests.loopback.client_internals import vanish

@@ -536,7 +536,7 @@ def check_endpoints(
             sessions have another width than ``num_envs``.
         EndpointError: None of them can be reached, or one requires another token.
     """
-    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.client.env.env_session_client import probe_endpoint
     from rlmesh_ray.evaluation.coordinator import require_same_environment
 
     unreachable: list[EndpointError] = []
@@ -587,7 +587,7 @@ def contract_of(
     num_envs: int = 1,
 ) -> object:
     """Return the contract of an endpoint, or of an environment that this serves for a moment."""
-    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.client.env.env_session_client import probe_endpoint
 
     with served_env(connect_options, num_envs, env_kwargs) as endpoint:
         return probe_endpoint(endpoint).contract

@@ -17,8 +17,8 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 
 if TYPE_CHECKING:
+    from rlmesh_ray.client.env.observer import ObservedSession
     from rlmesh_ray.client.health import EndpointHealth
-    from rlmesh_ray.client.observer import ObservedSession
 
 _NOT_SERVING = 1
 _ANY_SPACE = "not known before the policy acts"
@@ -137,7 +137,7 @@ def dialects_of_env(connect_options: "rlmesh_ray.ConnectOptions") -> tuple[str, 
     Raises:
         EndpointError: The endpoint cannot be reached.
     """
-    from rlmesh_ray.client.env_client import generations_of
+    from rlmesh_ray.client.env.env_client import generations_of
     from rlmesh_ray.client.health import HealthStatus, check_health
 
     known = (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
@@ -155,9 +155,9 @@ def _services(connect_options: "rlmesh_ray.ConnectOptions") -> list[_Service]:
     Raises:
         EndpointError: None of them answers.
     """
-    from rlmesh_ray.client.env_session_client import probe_endpoint as ask_env
-    from rlmesh_ray.client.remote_model import generations_of
-    from rlmesh_ray.client.remote_model import shake_hands as ask_model
+    from rlmesh_ray.client.env.env_session_client import probe_endpoint as ask_env
+    from rlmesh_ray.client.model.remote_model import generations_of
+    from rlmesh_ray.client.model.remote_model import shake_hands as ask_model
 
     dialect = registry.client_dialect(connect_options.address)
     if dialect is not None:
@@ -188,7 +188,7 @@ def _service_name(service: str, address: str) -> str:
 
 def _show(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
     from rlmesh_ray.cli.contract_format import contract_facts, contract_json
-    from rlmesh_ray.client.remote_model import policy_of
+    from rlmesh_ray.client.model.remote_model import policy_of
 
     name, answer, generations = service
     contract = answer.contract if isinstance(answer.contract, rlmesh_ray.EnvContract) else None

@@ -30,7 +30,7 @@ from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.statistics import MeasuredEndpoint
+from rlmesh_ray.server.observe.statistics import MeasuredEndpoint
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.pool import EnvPool

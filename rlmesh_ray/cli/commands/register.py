@@ -44,7 +44,7 @@ def register(
 
     Clients present the token that proto/rlmesh_ray/registry/v1 defines; the server may ignore it.
     """
-    from rlmesh_ray.server.bind_policy import is_wildcard
+    from rlmesh_ray.server.endpoint.bind_policy import is_wildcard
 
     entry = member.config(pool, address, address, client_tls(member.pool_tls_ca))
     place = entry.listening

@@ -23,8 +23,8 @@ from rlmesh_ray.cli.serve_loop import serve
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address, parse_address
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
-from rlmesh_ray.server.endpoint_options import ListenOptions, listening
-from rlmesh_ray.server.env_options import EnvServerOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
+from rlmesh_ray.server.env.env_options import EnvServerOptions
 
 
 def serve_env(

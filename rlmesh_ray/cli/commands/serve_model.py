@@ -27,8 +27,8 @@ from rlmesh_ray.cli.serve_loop import quiet_for_programs, serve
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
-from rlmesh_ray.server.endpoint_options import ListenOptions
-from rlmesh_ray.server.model_options import ModelServerOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions
+from rlmesh_ray.server.model.model_options import ModelServerOptions
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def serve_model(
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.models.loading import load_policy
-        from rlmesh_ray.server.bind_policy import checked_address
+        from rlmesh_ray.server.endpoint.bind_policy import checked_address
 
         quiet_for_programs(console, monitoring.log_format)
         options["observation_map"] = parse_map(loading.map)

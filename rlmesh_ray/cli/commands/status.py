@@ -18,7 +18,7 @@ from rich.text import Text
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
 from rlmesh_ray.cli.options.common import OUTPUT, flag, ray_address_flag
-from rlmesh_ray.server.endpoint_status import (
+from rlmesh_ray.server.observe.endpoint_status import (
     GATEWAY_FLEETS,
     EndpointStatus,
     as_fields,

@@ -54,7 +54,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.options import EvaluationOptions
 from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.protocol.address import looks_like_address
-from rlmesh_ray.server.env_options import EnvOptions
+from rlmesh_ray.server.env.env_options import EnvOptions
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -447,7 +447,7 @@ def _check_env(job: _Job) -> None:
     Raises:
         RlmeshError: The endpoint or the name cannot be used.
     """
-    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.client.env.env_session_client import probe_endpoint
     from rlmesh_ray.envs.env_source import require_env_name
 
     if not looks_like_address(job.env):
@@ -459,7 +459,7 @@ def _check_env(job: _Job) -> None:
 
 
 def _require_one_agent(contract: "rlmesh_ray.EnvContract") -> None:
-    from rlmesh_ray.client.remote_vector_env import agents_notice
+    from rlmesh_ray.client.env.remote_vector_env import agents_notice
 
     if agents := agents_notice(contract):
         raise ConfigurationError(f"train trains one policy for one agent, and {agents}")

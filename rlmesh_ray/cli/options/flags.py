@@ -11,7 +11,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import Group, Option, declared, flag_name, require_count, takes_several
-from rlmesh_ray.server.endpoint_options import ListenOptions
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions
 
 _Command = Callable[..., int | None]
 _REQUIRED = inspect.Parameter.empty

@@ -34,7 +34,7 @@ from websockets.http11 import Response
 from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.model_dialect import (
+from rlmesh_ray.client.model.model_dialect import (
     EncodedRequest,
     Make,
     ModelReply,

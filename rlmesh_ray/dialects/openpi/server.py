@@ -40,24 +40,24 @@ from rlmesh_ray.models.policy import PolicyTraits
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.protocol.model_session import ContractLanes
-from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
-from rlmesh_ray.server.batcher import Batcher
-from rlmesh_ray.server.bind_policy import (
+from rlmesh_ray.server.endpoint.bind_policy import (
     checked_address,
     is_wildcard,
     listen_arguments,
     resolve_server_tls,
     warn_without_token,
 )
-from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
-from rlmesh_ray.server.drain import DRAINING
-from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.endpoint_options import listening
-from rlmesh_ray.server.log_context import enter, short_name
-from rlmesh_ray.server.model_options import ModelServerOptions, checked_message_bytes
-from rlmesh_ray.server.model_stream import ModelRoutes, Route, failure_response
-from rlmesh_ray.server.session_limit import require_descriptors
-from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.endpoint.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
+from rlmesh_ray.server.endpoint.drain import DRAINING
+from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.endpoint_options import listening
+from rlmesh_ray.server.endpoint.log_context import enter, short_name
+from rlmesh_ray.server.endpoint.session_limit import require_descriptors
+from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest
+from rlmesh_ray.server.model.batcher import Batcher
+from rlmesh_ray.server.model.model_options import ModelServerOptions, checked_message_bytes
+from rlmesh_ray.server.model.model_stream import ModelRoutes, Route, failure_response
+from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.transport.tcp import enable_keepalive

@@ -43,7 +43,7 @@ from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
 from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
+from rlmesh_ray.server.env.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 

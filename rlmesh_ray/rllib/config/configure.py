@@ -46,7 +46,7 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.session_endpoints import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
-from rlmesh_ray.server.env_options import EnvOptions
+from rlmesh_ray.server.env.env_options import EnvOptions
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 

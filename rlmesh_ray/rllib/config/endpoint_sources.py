@@ -12,7 +12,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.pool import EnvPool, tokens_of
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.client.env_session_client import probe_endpoint
+from rlmesh_ray.client.env.env_session_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import declared, flag_name
 from rlmesh_ray.protocol.address import looks_like_address
@@ -30,8 +30,8 @@ from rlmesh_ray.rllib.config.session_endpoints import (
     max_sessions_per_endpoint,
     num_envs_for,
 )
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
-from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.env.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
+from rlmesh_ray.server.env.env_server import EnvServer
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
 Rollouts = str | EnvServer | EnvFleet | EnvPool

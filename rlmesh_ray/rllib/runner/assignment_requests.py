@@ -15,7 +15,7 @@ import ray
 
 from rlmesh_ray.actors.ray_calls import get_outcomes
 from rlmesh_ray.actors.registry.assignment_table import Assignment
-from rlmesh_ray.client.env_session_client import open_env_session
+from rlmesh_ray.client.env.env_session_client import open_env_session
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.rllib.config.rollout_plan import (
     EndpointResolver,

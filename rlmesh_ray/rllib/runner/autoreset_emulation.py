@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.env_client import ResetResult, StepResult
-from rlmesh_ray.client.env_session_client import EnvSessionClient
+from rlmesh_ray.client.env.env_client import ResetResult, StepResult
+from rlmesh_ray.client.env.env_session_client import EnvSessionClient
 from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.spaces.batch import Column, flatten, replace_lanes

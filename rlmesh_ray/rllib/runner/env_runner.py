@@ -51,7 +51,7 @@ from rlmesh_ray.rllib.runner.session_recovery import (
     reopen,
 )
 from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase, SlotResult
-from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import ray
 
 from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.heartbeat import EndpointMetrics
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import SessionStatistics
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics import SessionStatistics
 from tests.lane_counts import note_step
 from tests.model_counts import model_statistics
 

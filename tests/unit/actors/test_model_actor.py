@@ -18,9 +18,9 @@ from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models import load_policy
 from rlmesh_ray.options import declared
 from rlmesh_ray.rllib import configure, configure_rllink
-from rlmesh_ray.server.env_options import EnvServerOptions
-from rlmesh_ray.server.env_server import EnvServer
-from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.env.env_options import EnvServerOptions
+from rlmesh_ray.server.env.env_server import EnvServer
+from rlmesh_ray.server.model.model_server import ModelServer
 from rlmesh_ray.spaces.observation_map import ObservationMap
 
 NOT_OF_ACTORS = {"tls", "allow_shutdown", "stop_on_close", "openpi_env"}

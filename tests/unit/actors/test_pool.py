@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from rlmesh_ray.actors.pool import PoolMember
 from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics import EnvStatistics, StatisticsPair
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 

@@ -9,8 +9,8 @@ import pytest
 from rlmesh_ray.cli import serve_loop
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import MonitoringFlags
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics import EnvStatistics, SessionStatistics
 
 
 class StoppingServer:

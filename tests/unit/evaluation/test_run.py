@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.model.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
 from rlmesh_ray.evaluation.coordinator import Schedule
 from rlmesh_ray.evaluation.result import EpisodeResult

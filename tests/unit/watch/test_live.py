@@ -7,7 +7,7 @@ import pytest
 from benchmarks.watching.samples import ManyEndpoints
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import CapacityError, EndpointError, EndpointUnreachableError
-from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, RunnerStatus
 from rlmesh_ray.watch.live import (
     PICTURE_SHARE,
     PICTURES_PER_S,

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import ResetResult, StepResult
-from rlmesh_ray.client.env_session_client import DialectEnvClient
+from rlmesh_ray.client.env.env_client import ResetResult, StepResult
+from rlmesh_ray.client.env.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames

@@ -41,10 +41,10 @@ from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, Step
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
-from rlmesh_ray.server.event_loop import in_thread
-from rlmesh_ray.server.session_log import SessionLog
-from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
-from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.server.endpoint.event_loop import in_thread
+from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
+from rlmesh_ray.server.env.worker_pool import WorkerPool
+from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves

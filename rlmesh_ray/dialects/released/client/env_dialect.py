@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
-from rlmesh_ray.client.env_client import (
+from rlmesh_ray.client.env.env_client import (
     EnvClientFrames,
     EnvDialectFactory,
     ResetResult,

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
-from rlmesh_ray.client.model_dialect import (
+from rlmesh_ray.client.model.model_dialect import (
     EditionModelClientDialect,
     EncodedRequest,
     ModelReply,
@@ -15,7 +15,7 @@ from rlmesh_ray.client.model_dialect import (
     action_of,
     telemetry_of,
 )
-from rlmesh_ray.client.remote_model import ModelDialectFactory
+from rlmesh_ray.client.model.remote_model import ModelDialectFactory
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     GroupedPredict,

@@ -29,7 +29,7 @@ from rlmesh_ray.protocol.model_session import (
     SessionResponse,
     check_id_lengths,
 )
-from rlmesh_ray.server.handshake_service import HandshakeFrames
+from rlmesh_ray.server.endpoint.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.batch_codec import BatchCodecs
 

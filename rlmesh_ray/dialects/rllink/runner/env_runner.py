@@ -58,7 +58,7 @@ from rlmesh_ray.rllib.config.config_checks import require_config, require_record
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
 from rlmesh_ray.rllib.runner.runner_env import announce_environment
 from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
-from rlmesh_ray.server.bind_policy import checked_address
+from rlmesh_ray.server.endpoint.bind_policy import checked_address
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 

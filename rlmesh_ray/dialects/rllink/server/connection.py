@@ -34,15 +34,15 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.grpc_setup import is_fork
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.server.bind_policy import (
+from rlmesh_ray.server.endpoint.bind_policy import (
     TlsSource,
     checked_address,
     listen_arguments,
     resolve_server_tls,
     warn_without_token,
 )
-from rlmesh_ray.server.event_loop import shared_loop
-from rlmesh_ray.server.session_limit import require_descriptors
+from rlmesh_ray.server.endpoint.event_loop import shared_loop
+from rlmesh_ray.server.endpoint.session_limit import require_descriptors
 from rlmesh_ray.transport.tcp import enable_keepalive
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.actors.registry.assignment_table import Assignment, AssignmentTable, EndpointRecord
 from rlmesh_ray.rllib.runner.assignment_requests import session_names
-from rlmesh_ray.server.endpoint_status import RunnerStatus
+from rlmesh_ray.server.observe.endpoint_status import RunnerStatus
 
 LATER_S = 60.0
 """A time without new sessions for a while."""

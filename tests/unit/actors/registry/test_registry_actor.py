@@ -6,8 +6,8 @@ import pytest
 
 from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import EndpointRegistry
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import StatisticsPair
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.statistics import StatisticsPair
 
 LEASE_S = 15.0
 SIGHTING = StatisticsPair(EnvCounters().statistics())

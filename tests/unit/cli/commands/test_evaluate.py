@@ -17,7 +17,7 @@ from rlmesh_ray.cli.commands.evaluate import (
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
-from rlmesh_ray.client import env_session_client
+from rlmesh_ray.client.env import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from tests.unit.cli.full_disks import room_for

@@ -4,7 +4,7 @@ import pytest
 
 from rlmesh_ray.cli.commands.inspect import _show_sessions
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.client.observer import ObservedSession
+from rlmesh_ray.client.env.observer import ObservedSession
 
 SESSION = ObservedSession("one", "ipv4:1", 0, "v1", "grpc", ("a",), (2,), (3.0,), 2, 2, 1, 0, 0)
 

@@ -11,9 +11,9 @@ from rlmesh_ray.cli.commands import status
 from rlmesh_ray.cli.commands.status import tables
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields
-from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
+from rlmesh_ray.server.observe.counters import EnvCounters
+from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, as_fields
+from rlmesh_ray.server.observe.statistics import EnvStatistics, ModelStatistics, StatisticsPair
 from tests.lane_counts import note_step
 from tests.model_counts import model_statistics
 

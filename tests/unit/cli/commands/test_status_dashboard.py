@@ -7,7 +7,7 @@ import pytest
 
 from rlmesh_ray.cli.commands.status import DASHBOARD
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.server.statistics import ALL_METRICS, MetricKind
+from rlmesh_ray.server.observe.statistics import ALL_METRICS, MetricKind
 
 ROOT = Path(__file__).parents[4]
 NAMES = {metric.exported for metric in ALL_METRICS}

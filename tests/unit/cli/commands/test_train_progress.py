@@ -147,7 +147,7 @@ def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resets_of_the_driver_s_sessions_that_take_long_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log = logging.getLogger("rlmesh_ray.client.env_client")
+    log = logging.getLogger("rlmesh_ray.client.env.env_client")
     with TrainingView(Console(), 1):
         log.info("resetting %d lane(s): %.0f s so far", 8, 6.0)
     log.info("nobody sees this")
@@ -163,7 +163,7 @@ def test_a_reader_that_is_gone_does_not_end_the_thread_that_logs_resets() -> Non
                 raise BrokenPipeError
 
     with TrainingView(Unread(), 1):
-        logging.getLogger("rlmesh_ray.client.env_client").info("resetting 8 lane(s)")
+        logging.getLogger("rlmesh_ray.client.env.env_client").info("resetting 8 lane(s)")
 
 
 def test_failures_of_the_driver_s_sessions_are_said_less_and_less_often(

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.model_dialect import RouteBatch
-from rlmesh_ray.client.remote_model import ModelSessionStream
+from rlmesh_ray.client.model.model_dialect import RouteBatch
+from rlmesh_ray.client.model.remote_model import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
     RowEpisodes,

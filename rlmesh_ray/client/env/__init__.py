@@ -1,0 +1,1 @@
+"""Environments behind an address: single ones, vectors, observers."""

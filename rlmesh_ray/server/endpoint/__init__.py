@@ -1,0 +1,1 @@
+"""What all endpoints share: listening, the handshake, tokens, health, draining."""

@@ -1,0 +1,1 @@
+"""Environments behind an address: sessions, their workers, direct connections."""

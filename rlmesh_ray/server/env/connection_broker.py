@@ -1,0 +1,278 @@
+"""ConnectionBroker: the endpoint's listeners for direct connections, which lead clients to workers.
+
+Shared memory: gRPC cannot pass descriptors, so the endpoint listens on a unix socket, too. It is in
+the abstract namespace: it leaves no file, and only processes of this network namespace reach it. A
+client that receives descriptors there is on this machine. It authenticates by its session id, which
+it has from its handshake, and which cannot be guessed.
+
+TCP: the endpoint listens on another port. A client authenticates by a ticket (``tcp.Ticket``) that
+it has requested by gRPC.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+
+from rlmesh_ray.envs.worker_process import DirectHandle
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.server.env.lane_session import LaneSession
+from rlmesh_ray.transport import shared_memory, tcp
+from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
+
+_LOG = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 5.0
+_MAX_UNAUTHENTICATED = 16
+"""Most unauthenticated connections; a client authenticates at once."""
+_BACKLOG = 64
+_PAUSE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+"""Linux's ucred of a peer: its process, user and group."""
+
+
+Authenticate = Callable[[socket.socket, Callable[[], object]], Awaitable[None]]
+"""Handles a new connection, which is closed afterwards; calls the second argument, in the same
+task, once the peer is authenticated."""
+
+
+class ConnectionBroker:
+    """Opens direct connections for the clients of open sessions. For the serving loop.
+
+    Args:
+        has_shared_memory: Whether the endpoint offers the shared-memory transport.
+        sockets: Bound sockets of the direct TCP transport, with the same port on several addresses;
+            empty: it is not offered.
+        port: Their advertised port, which differs where it is mapped.
+        endpoint: Id and incarnation of the endpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_shared_memory: bool,
+        sockets: Sequence[socket.socket] = (),
+        port: int = 0,
+        endpoint: str = "",
+    ) -> None:
+        self._name = (
+            secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
+        )
+        self._sockets, self._port = sockets, port
+        self.sessions: dict[str, LaneSession] = {}
+        """The open sessions by their ids, which only the edition's handshake gives."""
+        self._opening: set[str] = set()
+        """Sessions whose clients are opening a connection: each takes descriptors."""
+        self._tickets = TicketIssuer(endpoint)
+        self._listeners: list[AuthenticatingListener] = []
+
+    @property
+    def offered_capabilities(self) -> dict[str, str]:
+        """The capabilities to offer; empty without any direct transport."""
+        offered_capabilities = {}
+        if self._name:
+            offered_capabilities[capabilities.SHARED_MEMORY] = self._name
+            offered_capabilities[capabilities.DIRECT_RENDER] = ""
+        if self._sockets:
+            offered_capabilities[capabilities.DIRECT_TCP] = str(self._port)
+        return offered_capabilities
+
+    async def start(self) -> None:
+        if self._name:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())
+            self._listeners.append(
+                AuthenticatingListener(listener, self._accept_local, "shared memory")
+            )
+        if self._sockets:
+            sockets = self._sockets
+            hosts = " and ".join(each.getsockname()[0] for each in sockets)
+            port = sockets[0].getsockname()[1]
+            self._listeners += [
+                AuthenticatingListener(each, self._accept_tcp, "direct TCP") for each in sockets
+            ]
+            _LOG.info("listening for direct TCP connections on %s, port %d", hosts, port)
+
+    def close_listener(self) -> None:
+        """Close the TCP sockets; instead of ``start``, or after it."""
+        for each in self._sockets:
+            each.close()
+
+    async def stop(self) -> None:
+        """Stop listening, and close all direct connections after their steps. Idempotent."""
+        for listener in self._listeners:
+            listener.stop()
+        await asyncio.gather(*(session.close_direct() for session in self.sessions.values()))
+
+    def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
+        """Return a ticket for one connection, replacing an older one; None: no such session.
+
+        Args:
+            session_id: Id of the session.
+            timeout_ms: Timeout of its steps.
+        """
+        if not self._sockets or session_id not in self.sessions:
+            return None
+        return self._tickets.issue(session_id, timeout_ms)
+
+    async def _open_once(
+        self, session_id: str, timeout_ms: int, connection: socket.socket | None
+    ) -> DirectHandle | None:
+        """Open a session's direct connection, unless another one of it is being opened."""
+        session = self.sessions.get(session_id)
+        if session is None or session_id in self._opening:
+            return None
+        self._opening.add(session_id)
+        try:
+            return await session.open_direct(timeout_ms, connection)
+        finally:
+            self._opening.discard(session_id)
+
+    async def _accept_local(
+        self, client: socket.socket, mark_authenticated: Callable[[], object]
+    ) -> None:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            data = await read_exactly(client, shared_memory.HELLO.size)
+        mark_authenticated()
+        session_id, timeout_ms = shared_memory.HELLO.unpack(data)
+        direct = await self._open_once(session_id.decode("ascii", "replace"), timeout_ms, None)
+        if direct is None:
+            client.send(shared_memory.REFUSED)
+            return
+        try:
+            direct.send_descriptors(client, shared_memory.ACCEPTED)
+        except OSError:
+            direct.disconnect()
+            raise
+
+    async def _accept_tcp(
+        self, client: socket.socket, mark_authenticated: Callable[[], object]
+    ) -> None:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            hello = await read_exactly(client, tcp.HELLO_BYTES)
+            ticket_id, client_nonce = tcp.parse_hello(hello)
+            issued = self._tickets.take(ticket_id)
+            if issued is None:
+                return
+            mark_authenticated()
+            nonce = secrets.token_bytes(tcp.NONCE_BYTES)
+            client.send(nonce + issued.ticket.proof(b"endpoint", client_nonce, nonce))
+            proof = await read_exactly(client, PROOF_BYTES)
+        if not hmac.compare_digest(proof, issued.ticket.proof(b"client", client_nonce, nonce)):
+            return
+        client.setblocking(True)  # the worker's duplicate shares the flag
+        connection = client.dup()
+        direct = None
+        try:
+            direct = await self._open_once(issued.session_id, issued.timeout_ms, connection)
+            if direct is not None:
+                direct.send(tcp.ACCEPTED)
+        except OSError:
+            if direct is not None:
+                direct.disconnect()
+            raise
+        finally:
+            if direct is None:
+                connection.close()
+
+
+class AuthenticatingListener:
+    """Accepts connections, of which only a few may be unauthenticated. For the serving loop.
+
+    Above the limit a new connection replaces the oldest unauthenticated one, but a connection of
+    another local user never replaces one of the server's own user.
+
+    Args:
+        listener: Bound socket; owned.
+        authenticate: Handler of each connection.
+        purpose: Purpose of the connections, for the log.
+    """
+
+    def __init__(self, listener: socket.socket, authenticate: Authenticate, purpose: str) -> None:
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._authenticate = authenticate
+        self._purpose = purpose
+        self._handshakes: set[asyncio.Task[None]] = set()
+        # The unauthenticated ones, the oldest first; True: of another local user.
+        self._unauthenticated: dict[asyncio.Task[None], bool] = {}
+        self._serving = asyncio.ensure_future(self._serve(listener))
+        self._serving.add_done_callback(lambda _: listener.close())
+
+    def stop(self) -> None:
+        """Stop listening; authenticated connections are still handled. Idempotent."""
+        for task in (self._serving, *self._unauthenticated):
+            task.cancel()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, perhaps: sessions use the Join stream
+                _LOG.warning("%s cannot be opened for clients: %s", self._purpose, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._admit(client)
+            await asyncio.sleep(0)  # a flood of connections must not starve the loop
+
+    def _admit(self, client: socket.socket) -> None:
+        """Handle a new connection, if the limit of unauthenticated ones allows it."""
+        is_other_user = client.family == socket.AF_UNIX and peer_uid(client) not in (
+            os.geteuid(),
+            0,
+        )
+        if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+            other_users = (task for task, is_other in self._unauthenticated.items() if is_other)
+            oldest = next(other_users, None)
+            if oldest is None and not is_other_user:
+                oldest = next(iter(self._unauthenticated))
+            if oldest is None:
+                client.close()
+                return
+            del self._unauthenticated[oldest]
+            oldest.cancel()
+        task = asyncio.ensure_future(self._run_handshake(client))
+        self._handshakes.add(task)
+        self._unauthenticated[task] = is_other_user
+        # Callbacks, since the task may be cancelled before it starts.
+        task.add_done_callback(lambda _: client.close())
+        task.add_done_callback(self._handshakes.discard)
+        task.add_done_callback(lambda _: self._unauthenticated.pop(task, None))
+
+    async def _run_handshake(self, client: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        client.setblocking(False)
+        # A peer that sends nothing, or hangs up, affects no other connection.
+        with client, contextlib.suppress(OSError, TimeoutError):
+            await self._authenticate(client, lambda: self._unauthenticated.pop(task, None))
+
+
+def peer_uid(client: socket.socket) -> int:
+    """Return the user id of the peer's process; -1 where the kernel does not report it."""
+    try:
+        ucred = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except (OSError, AttributeError):
+        return -1
+    return int(_CREDENTIALS.unpack(ucred)[1])
+
+
+async def read_exactly(client: socket.socket, size: int) -> bytes:
+    """Return the next ``size`` bytes.
+
+    Raises:
+        OSError: The client has hung up.
+    """
+    data = b""
+    while len(data) < size:
+        more = await asyncio.get_running_loop().sock_recv(client, size - len(data))
+        if not more:
+            raise ConnectionResetError("the client has hung up")
+        data += more
+    return data

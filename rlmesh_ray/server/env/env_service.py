@@ -1,0 +1,431 @@
+"""The gRPC services of an environment endpoint.
+
+EnvService: each Join stream is a session, in the dialect of its first message. LaneService: calls
+into the lanes of an open session; a name that the operator has not allowed never reaches an
+environment. TransportService: tickets for direct TCP connections. ObserverService: lists of the
+sessions, which ask no worker, and pictures, each of which delays its session: there is one at a
+time, and a limited number a second.
+
+Handlers take raw bytes, so that a malformed frame is answered in band instead of breaking the
+stream.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from rlmesh_ray.errors import CodecError, ConfigurationError
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
+from rlmesh_ray.protocol.failure_effects import Failure
+from rlmesh_ray.protocol.messages import EnvErrorCode
+from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.error_text import parsed, refuse
+from rlmesh_ray.server.endpoint.handshake_service import (
+    HandshakeService,
+    PrependedStream,
+    ServiceOptions,
+    came_through_gateway,
+    capabilities_of_session,
+)
+from rlmesh_ray.server.endpoint.idle_timeout import IdleTimeout
+from rlmesh_ray.server.endpoint.log_context import current, short_name
+from rlmesh_ray.server.endpoint.session_limit import refusing_when_full
+from rlmesh_ray.server.env.connection_broker import ConnectionBroker
+from rlmesh_ray.server.env.env_dialects import EnvServerDialect, load_env_dialects
+from rlmesh_ray.server.env.lane_session import CallOutcome, LaneSession
+from rlmesh_ray.server.env.worker_pool import WorkerPool
+from rlmesh_ray.server.observe.observer_service import MAX_A_SECOND, TokenBucket
+from rlmesh_ray.server.observe.session_log import SessionLog
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, observe_v1, transport_v1
+from rlmesh_ray.wire.image_codec_v1 import SentImages
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+from rlmesh_ray.wire.observe_v1 import ObservedSession
+
+SERVICE = "rlmesh.env.v1.EnvService"
+_ABLE = {
+    capabilities.ENV_SERVICE: "",
+    capabilities.SPACES_CORE: "",
+    capabilities.NDARRAY: "",
+    capabilities.NUMBERED_REQUESTS: "",
+    capabilities.PARTIAL_RESET: "",
+}
+MOST_SHARE = 0.1
+"""Largest part of a session's time that pictures for observers may take."""
+_LONGEST_QUOTE = 80
+_GONE = "no such session is open (any more); list them again"
+_STOPPING = "the endpoint is stopping"
+_SAME_STEP_REFUSAL = (
+    "this environment resets its lanes within the step that ends an episode (autoreset mode "
+    "SAME_STEP), which edition 2026.06 reserves and this client does not know: serve it with "
+    f"NEXT_STEP or DISABLED, or use a client that offers the capability {capabilities.SAME_STEP}"
+)
+
+
+@dataclass(slots=True)
+class _OpenSession:
+    """An open session, as observers see it."""
+
+    session: LaneSession
+    peer: str
+    pictures: TokenBucket
+    since_ns: int
+    no_picture_before_s: float = 0.0
+
+    def report(self, name: str) -> ObservedSession:
+        session = self.session
+        own, counts = session.worker.counts, session.worker.endpoint.copied_counts()
+        done = own.read()
+        episodes = zip(session.episodes, counts.is_tracked, strict=True)
+        return ObservedSession(
+            name,
+            self.peer,
+            self.since_ns,
+            session.dialect.name,
+            own.transport,
+            tuple(each.episode_id if each and is_tracked else "" for each, is_tracked in episodes),
+            tuple(counts.step_counts.tolist()),
+            tuple(counts.cumulative_rewards.tolist()),
+            done.num_steps,
+            done.lane_steps,
+            own.resets,
+            done.episodes,
+            done.deviations,
+        )
+
+
+class EnvService:
+    """Answers the calls of an environment endpoint, about its sessions. For the serving loop.
+
+    Args:
+        pool: Started; starts the workers of sessions.
+        contract: The endpoint's.
+        step_grace_s: See ``EnvServerOptions``.
+        options: What the operator has set for clients.
+        drain: Counts the requests of the endpoint.
+        broker: Opens direct connections for the sessions.
+        allowed_calls: From ``checked_names``; if empty, there is no LaneService.
+        clock: Returns seconds that only grow; for the limits of observers.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        contract: EnvContract,
+        step_grace_s: float,
+        options: ServiceOptions,
+        drain: Drain,
+        broker: ConnectionBroker,
+        allowed_calls: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._contract = contract
+        self._step_grace_s = step_grace_s
+        self._idle_timeout_s = options.idle_timeout_s
+        self._drain = drain
+        self._broker = broker
+        self._allowed_calls = allowed_calls
+        self._clock = clock
+        self._lists = TokenBucket(MAX_A_SECOND, clock)
+        self._open: dict[str, _OpenSession] = {}
+        """The open sessions by their names in the log."""
+        mode = contract.autoreset_mode
+        # Clients may reset and step any lanes alone, where their dialect knows that.
+        self._steps_subsets = mode is AutoresetMode.DISABLED and pool.steps_subsets
+        # The edition reserves this mode: a client without the capability would take the first
+        # observation of the next episode for the last one of this, and learn from it.
+        self._is_same_step = mode is AutoresetMode.SAME_STEP
+        own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
+        images = image_codec_v1.offer(contract.observation_space, resizes=not self._is_same_step)
+        calls = {capabilities.LANE_CALLS: ",".join(allowed_calls)} if allowed_calls else {}
+        self._dialects = load_env_dialects()
+        others = self._dialects.keys() - {PROTOCOL_V1}
+        able: dict[str, Mapping[str, str]] = {
+            PROTOCOL_V1: {**_ABLE, **own, **images, **calls, **broker.offered_capabilities}
+        }
+        for name in others:
+            able[name] = self._dialects[name].subset_capabilities if self._steps_subsets else {}
+        obstacles = dict.fromkeys(others if self._is_same_step else (), _SAME_STEP_REFUSAL)
+        self._handshakes = HandshakeService(self._dialects, able, options, contract, obstacles)
+
+    def handlers(self, *, has_observers: bool) -> list[grpc.GenericRpcHandler]:
+        offered: dict[str, dict[str, Callable[..., object]]] = {}
+        if self._allowed_calls:
+            offered[lane_calls_v1.SERVICE] = {"Call": self.call}
+        if capabilities.DIRECT_TCP in self._broker.offered_capabilities:
+            offered[transport_v1.SERVICE] = {"OpenTcp": self.open_tcp}
+        if has_observers:
+            offered[observe_v1.SERVICE] = {"List": self.list, "Render": self.render}
+        return [
+            self._handshakes.handlers(SERVICE, self.join),
+            *(
+                grpc.method_handlers_generic_handler(
+                    service,
+                    {name: grpc.unary_unary_rpc_method_handler(each) for name, each in own.items()},
+                )
+                for service, own in offered.items()
+            ),
+        ]
+
+    async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Serve one session: one response for each request, in arrival order."""
+        async with refusing_when_full(context):
+            await self._serve(requests, context)
+
+    async def _serve(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        session_id = session_id_of(context)
+        offered = capabilities_of_session(session_id)
+        if self._is_same_step and capabilities.SAME_STEP not in offered:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
+        begun = await self._begin(requests, context)
+        if begun is None:
+            return
+        dialect, frames, images = begun
+        session = LaneSession(
+            self._pool,
+            self._contract,
+            self._step_grace_s,
+            dialect,
+            tag_arrays=capabilities.NDARRAY in offered,
+            is_numbered=capabilities.NUMBERED_REQUESTS in offered,
+            steps_subsets=self._steps_subsets,
+            images=images,
+        )
+        idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(session))
+        close = self.add(session, context.peer(), session_id)
+        log = SessionLog(
+            self._pool.counts.sessions,
+            context.peer(),
+            dialect.name,
+            lambda: {"steps": session.worker.counts.read().num_steps},
+        )
+        try:
+            async for data in idle_timeout.watch(frames):
+                self._drain.begin_request()
+                try:
+                    answer = await session.answer(data)
+                    if session.is_over:
+                        close()
+                        # Before the answer: its reader may open the next session at once.
+                        session.release()
+                    await context.write(answer)
+                finally:
+                    self._drain.end_request()
+                if session.is_over:
+                    break
+                if self._drain.is_draining:
+                    # Not an orderly end: there may be requests that were never taken.
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+            await idle_timeout.abort_if_expired(context)
+        finally:
+            idle_timeout.stop()
+            session.interrupt()
+            close()
+            session.release()
+            log.end(
+                is_closed=session.is_over,
+                is_idle=idle_timeout.has_expired,
+                is_stopping=self._drain.is_draining,
+            )
+
+    async def _begin(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> tuple[EnvServerDialect, AsyncIterator[bytes], SentImages | None] | None:
+        """Reserve a session; return its dialect, all messages of the stream, and its images.
+
+        None: the stream has ended without a message, and nothing is reserved.
+        """
+        # Only the edition's handshake gives session ids. A client with one may call into the lanes,
+        # or open a direct connection, before its first message.
+        is_known = bool(session_id_of(context))
+        images = None
+        if is_known:
+            await self._handshakes.require_enabled(PROTOCOL_V1, context)
+            metadata = dict(context.invocation_metadata() or ())
+            try:
+                images = image_codec_v1.images_asked_for(metadata, self._contract)
+            except ConfigurationError as error:
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._pool.reserve()
+        begun = None
+        try:
+            # Some clients wait for the headers before they send anything; and if their call ends
+            # just after these, they may not see why (rlmesh 0.1.0, both).
+            await context.send_initial_metadata(())
+            if is_known:
+                begun = self._dialects[PROTOCOL_V1], requests, images
+            elif message := await self._handshakes.first_message(requests, context):
+                generation, frame = message
+                begun = self._dialects[generation], PrependedStream(frame, requests), None
+        finally:
+            if begun is None:
+                self._pool.release(None, is_idle=True)
+        return begun
+
+    def add(self, session: LaneSession, peer: str, session_id: str) -> Callable[[], None]:
+        """Let others than the client of ``session`` find it, until the returned function is called.
+
+        Args:
+            session: A session that is open.
+            peer: gRPC's name of its client.
+            session_id: Its id, empty if it has none.
+        """
+        _, name = current()
+        while not name or name in self._open:  # a replay has the same
+            name = short_name("")
+        pictures = TokenBucket(MAX_A_SECOND, self._clock)
+        own = self._open[name] = _OpenSession(session, peer, pictures, time.time_ns())
+        if session_id:
+            # A second stream with the same id is a replay.
+            self._broker.sessions.setdefault(session_id, session)
+
+        def close() -> None:
+            session.close()
+            if self._open.get(name) is own:
+                del self._open[name]
+            if self._broker.sessions.get(session_id) is session:
+                del self._broker.sessions[session_id]
+
+        return close
+
+    # --- calls into lanes, and direct connections --------------------------------------------
+
+    async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        call = parsed(lane_calls_v1.parse_call, data)
+        del data
+        if isinstance(call, CodecError):
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(call))
+        session = self._broker.sessions.get(session_id_of(context))
+        outcome: CallOutcome = None
+        if session is not None:
+            with self._drain.request_in_progress():
+                outcome = self._objection(call)
+                if outcome is None:
+                    async with refusing_when_full(context):
+                        outcome = await session.call(call)
+                else:
+                    session.refuse(call)
+        if outcome is None:
+            await refuse(context, grpc.StatusCode.NOT_FOUND, "no such session is open")
+        return lane_calls_v1.pack_response(outcome)
+
+    def _objection(self, call: LaneCall) -> CallFailed | None:
+        if call.name not in self._allowed_calls:
+            return CallFailed(
+                EnvErrorCode.INVALID_ACTION,
+                f"{call.name[:_LONGEST_QUOTE]!r} may not be called; the operator of this endpoint "
+                f"allows {', '.join(self._allowed_calls)} (allow_calls=…, --allow-call)",
+            )
+        lanes, num_lanes = call.lanes, self._contract.num_envs
+        if len(lanes) > len(set(lanes)) or not set(lanes) <= set(range(num_lanes)):
+            return CallFailed(
+                EnvErrorCode.INVALID_ACTION,
+                f"lanes {list(lanes[:_LONGEST_QUOTE])} are not all different and in "
+                f"[0, {num_lanes})",
+            )
+        return None
+
+    async def open_tcp(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        timeout_ms = parsed(transport_v1.parse_request, data)
+        if isinstance(timeout_ms, CodecError):
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(timeout_ms))
+        if came_through_gateway(context):
+            message = "a gateway, which takes no direct connections, stands before this endpoint"
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        ticket = self._broker.issue_ticket(session_id_of(context), timeout_ms)
+        if ticket is None:
+            await refuse(context, grpc.StatusCode.NOT_FOUND, "no such session is open")
+        return transport_v1.pack_response(ticket.ticket_id, ticket.key, ticket.endpoint)
+
+    # --- observers ----------------------------------------------------------------------------
+
+    async def list(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        del data  # the request is empty
+        if not self._lists.take():
+            message = f"{MAX_A_SECOND} lists of sessions a second are allowed here; ask less often"
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        return observe_v1.pack_sessions(each.report(name) for name, each in self._open.items())
+
+    async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        request = parsed(observe_v1.parse_render_request, data)
+        del data
+        if isinstance(request, CodecError):
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(request))
+        name, lane = request
+        own, contract = self._open.get(name), self._contract
+        if own is None:
+            await refuse(context, grpc.StatusCode.NOT_FOUND, _GONE)
+        if lane >= contract.num_envs:
+            message = f"lane {lane} is not in [0, {contract.num_envs})"
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+        if contract.render_mode != "rgb_array":
+            await refuse(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the environment has render mode {contract.render_mode or 'none'}, which gives no "
+                "pictures; serve it with render_mode='rgb_array' "
+                '(--env-kwargs \'{"render_mode": "rgb_array"}\')',
+            )
+        await self._limit_pictures(own, context)
+        outcome = await own.session.observe(lane)
+        if outcome is None:
+            await refuse(context, grpc.StatusCode.NOT_FOUND, _GONE)
+        if isinstance(outcome, Failure):
+            message = f"the session has no picture to give: {outcome.message}"
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        own.no_picture_before_s = self._clock() + (1 / MOST_SHARE - 1) * outcome.took_s
+        if outcome.png is None:
+            message = (
+                f"the environment has rendered nothing of lane {lane}; ask again when the lane has "
+                "been reset"
+            )
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        return observe_v1.pack_png(outcome.png)
+
+    async def _limit_pictures(self, own: _OpenSession, context: grpc.aio.ServicerContext) -> None:
+        message = ""
+        if own.session.observations:
+            message = (
+                "a picture of this session is being rendered, or waits for its turn; ask again "
+                "after it"
+            )
+        elif self._clock() < own.no_picture_before_s:
+            message = (
+                f"pictures take a session {MOST_SHARE:.0%} of its time at most; ask less often"
+            )
+        elif not own.pictures.take():
+            message = (
+                f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
+                "ask less often"
+            )
+        if message:
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+def session_id_of(context: grpc.aio.ServicerContext) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
+
+
+def _signs_of_life(session: LaneSession) -> Callable[[], bool]:
+    """Return a function that returns whether the client has been active besides its stream."""
+    worker = session.worker
+
+    def look() -> tuple[int, int, bool]:
+        is_at_work = worker.is_direct_busy or bool(session.calls)
+        return worker.progress.begun, session.num_calls, is_at_work
+
+    last = look()
+
+    def is_active() -> bool:
+        # Steps and calls that have ended since the last look count, too.
+        nonlocal last
+        before, last = last, look()
+        return last != before or last[2]
+
+    return is_active

@@ -1,0 +1,539 @@
+"""One session with an environment: its requests, calls into its lanes, and observers' pictures.
+
+They take turns: a call or a picture falls between two requests, never into a step. A request is a
+frame in and a frame out: the session's rules judge it, its worker executes it, and bytes become
+columns on the way, and back.
+"""
+
+import asyncio
+import math
+import socket
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rlmesh_ray.envs.commands import (
+    CallCommand,
+    CallReply,
+    RenderCommand,
+    RenderReply,
+    ResetCommand,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
+from rlmesh_ray.envs.vector_host import rows_of
+from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.env_session import (
+    EDITION_2026_06_RULES,
+    EnvOutcome,
+    EnvSession,
+    RenderOutcome,
+    ResetOutcome,
+    SessionState,
+    StepOutcome,
+)
+from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.messages import (
+    EnvErrorCode,
+    EnvFailed,
+    EnvRequest,
+    EnvTimings,
+    Infos,
+    Render,
+    Request,
+    Reset,
+    ResetDone,
+    Step,
+)
+from rlmesh_ray.server.env.env_dialects import EnvServerDialect
+from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
+from rlmesh_ray.server.env.worker_pool import WorkerPool
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.wire.image_codec_v1 import SentImages
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+
+_MOST_DIGITS = 18  # of a number that a client counts to
+T = TypeVar("T")
+Lanes = tuple[int, ...]
+"""Some of the lanes, in any order; empty: all of them, in theirs."""
+CallOutcome = tuple[object, ...] | CallFailed | None
+"""The results, or the error; None: the session has ended."""
+
+
+class RequestTimer:
+    """Times the request in progress. As a context manager, it times the worker's part of it."""
+
+    def __init__(self) -> None:
+        self._arrived_ns = 0
+        self._begun_ns = 0
+        self._asked_ns: int | None = None
+        self._replied_ns = 0
+
+    def note_arrival(self) -> None:
+        self._arrived_ns = time.perf_counter_ns()
+
+    def begin(self) -> None:
+        self._begun_ns = time.perf_counter_ns()
+        self._asked_ns = None
+
+    def __enter__(self) -> None:
+        """Record that the worker is asked; for one request that may be more than once."""
+        if self._asked_ns is None:
+            self._asked_ns = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        """Record that the worker has replied."""
+        self._replied_ns = time.perf_counter_ns()
+
+    def timings(self) -> EnvTimings:
+        """Return the times of the request up to now; the parts add up to the total.
+
+        Only one request is taken off a stream at a time: those behind it wait with gRPC, unseen.
+        """
+        now_ns = time.perf_counter_ns()
+        total_ns = now_ns - self._arrived_ns
+        queue_ns = self._begun_ns - self._arrived_ns
+        if self._asked_ns is None:
+            return EnvTimings(total_ns, decode_ns=now_ns - self._begun_ns, queue_ns=queue_ns)
+        return EnvTimings(
+            total_ns,
+            decode_ns=self._asked_ns - self._begun_ns,
+            user_ns=self._replied_ns - self._asked_ns,
+            encode_ns=now_ns - self._replied_ns,
+            queue_ns=queue_ns,
+        )
+
+
+class LaneSession:
+    """One session with the lanes of an environment; in the serving loop.
+
+    Args:
+        pool: Provides its worker; the session has a place in it.
+        contract: Contract of the endpoint.
+        step_grace_s: See ``EnvServerOptions``.
+        dialect: Dialect of the client.
+        tag_arrays: Whether the client knows arrays in infos.
+        is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
+        steps_subsets: Whether the client may reset and step any lanes alone.
+        images: How images travel in observations, which are over all lanes then; None: unchanged.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        contract: EnvContract,
+        step_grace_s: float,
+        dialect: EnvServerDialect,
+        *,
+        tag_arrays: bool = False,
+        is_numbered: bool = False,
+        steps_subsets: bool = False,
+        images: SentImages | None = None,
+    ) -> None:
+        self._timer = None if dialect.with_timings is None else RequestTimer()
+        self.worker = SessionWorker(pool, step_grace_s, contract.num_envs, self._timer)
+        """Its worker."""
+        self.dialect = dialect
+        self.is_numbered = is_numbered
+        """Whether the client numbers its requests."""
+        self.is_over = False
+        """Whether the stream ends after the answer that was given last."""
+        self.num_calls = 0
+        """How many calls have come."""
+        self._session = EnvSession(
+            contract.num_envs,
+            lambda: uuid.uuid4().hex,
+            self.worker.endpoint,
+            dialect.rules,
+            autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
+            steps_subsets=steps_subsets,
+        )
+        self._contract = contract
+        ends_early = dialect.rules.ends_when_abandoned
+        self._last_states = (
+            (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
+        )
+        self._frames = dialect.frames
+        self._action_codec = dialect.values.codec(contract.action_space)
+        self._observation_codec = dialect.values.codec(contract.observation_space)
+        self._tag_arrays = tag_arrays
+        self._images = images
+        self._all_lanes = tuple(range(contract.num_envs))
+        self._is_running = False
+        """Whether episodes run: lanes have been reset, and no failure has ended them."""
+        self._is_released = False
+        self._turn = asyncio.Lock()
+        self._num_answered = 0
+        self._advanced = asyncio.Event()
+        """Set whenever a request or a call has been answered."""
+        self.calls: set[asyncio.Task[Any]] = set()
+        """Calls that are in progress, or wait for their turn."""
+        self.observations: set[asyncio.Task[Any]] = set()
+        """Pictures for observers that are being drawn, or wait for their turn."""
+        self._current: asyncio.Task[Any] | None = None
+        """The call or picture whose turn it is."""
+        self._is_closed = False
+
+    @property
+    def episodes(self) -> tuple[EpisodeStart | None, ...]:
+        """The latest episode of each lane; None: its record has been taken."""
+        return self._session.tracker.episodes
+
+    # --- requests ---------------------------------------------------------------------------
+
+    async def answer(self, data: bytes) -> bytes:
+        """Return the answer to the next request, when its turn has come."""
+        if self._timer is not None:
+            self._timer.note_arrival()
+        waited_s, has_turn = 0.0, True
+        if self._turn.locked():
+            arrived_s = time.monotonic()
+            timeout_ms = getattr(self._frames.parse_request(data), "timeout_ms", 0)
+            try:
+                async with asyncio.timeout(timeout_ms / 1000 or None):
+                    await self._turn.acquire()
+                waited_s = time.monotonic() - arrived_s
+            except TimeoutError:
+                waited_s, has_turn = math.inf, False
+        else:
+            await self._turn.acquire()
+        try:
+            return await self._answer(data, waited_s)
+        finally:
+            if has_turn:
+                self._turn.release()
+            self._num_answered += 1
+            self._advanced.set()
+
+    async def _answer(self, data: bytes, waited_s: float) -> bytes:
+        """Answer a request that has waited so long; infinity: its deadline has passed."""
+        session, timer = self._session, self._timer
+        if timer is not None:
+            timer.begin()
+        request = self._frames.parse_request(data)
+        response = session.receive(request, time.time_ns())
+        if response is None:
+            pending = session.pending
+            assert pending is not None, "the session wants it done"
+            outcome = await self._run(pending, waited_s)
+            response = session.complete(outcome, time.time_ns())
+            if session.state is not SessionState.READY:
+                self._is_running = False
+                self.worker.clear_episodes()
+            elif isinstance(response, ResetDone):
+                self._is_running = True
+                await self.worker.set_episodes(session.tracker.episodes)
+        elif isinstance(response, EnvFailed) and isinstance(request, Request):
+            self._skip(request)
+        if isinstance(response, EnvFailed):
+            self.worker.note_error(response.code.name)
+        self.is_over = session.state in self._last_states
+        frame = self._frames.pack_response(response, tag_arrays=self._tag_arrays)
+        if timer is None or self.dialect.with_timings is None:
+            return frame
+        return self.dialect.with_timings(frame, timer.timings())
+
+    async def _run(self, request: EnvRequest, waited_s: float) -> EnvOutcome:
+        """Execute a legal request; errors are returned as a Failure."""
+        assert isinstance(request, Reset | Step | Render), "the session lets nothing else through"
+        worker = self.worker
+        number = self._number_of(request)
+        deadline = Deadline.after(request.timeout_ms, waited_s)
+        outcome: EnvOutcome
+        if waited_s and deadline.has_passed:
+            text = "not done: calls or observers used its environment for"
+            outcome = worker.timed_out(text, request.timeout_ms)
+        elif isinstance(request, Step):
+            outcome = await self._step(request, deadline, number)
+        elif isinstance(request, Reset):
+            outcome = await self._reset(request, deadline, number)
+        else:
+            outcome = await self._render(request, deadline, number)
+        if number and worker.endpoint.last_forwarded != number:
+            worker.skip(number, has_failed=isinstance(outcome, Failure))
+        if not worker.endpoint.is_at_rest:
+            worker.disconnect()  # it may be sending an answer that is never read
+        if self._images is not None and isinstance(outcome, ResetOutcome | StepOutcome):
+            data = await asyncio.to_thread(self._sent, self._images, outcome.observation)
+            outcome = replace(outcome, observation=data)
+        return outcome
+
+    def _number_of(self, request: Request | LaneCall) -> int:
+        """Return the client's number for ``request``; 0: it has none."""
+        if not self.is_numbered:
+            return 0
+        if isinstance(request, LaneCall):
+            number = request.num_requests + 1
+            return number if number < 10**_MOST_DIGITS else 0
+        request_id = request.request_id
+        is_number = request_id.isdecimal() and request_id.isascii()
+        return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
+
+    def _skip(self, request: Request | LaneCall) -> None:
+        """Skip the number of a request that is answered without the worker."""
+        number = self._number_of(request)
+        if number:
+            self.worker.skip(number)
+
+    async def _reset(self, request: Reset, deadline: Deadline, number: int) -> EnvOutcome:
+        former = self.worker.process
+        obstacle = await self.worker.make_ready(deadline)
+        if obstacle is not None:
+            return obstacle
+        lanes = self._some(request.env_indices)
+        is_another = self.worker.process is not former
+        if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
+            # The other lanes are gone with the former worker, which the client does not know yet.
+            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+        command = ResetCommand(
+            seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
+        )
+        reply = await self.worker.request(command, deadline, number)
+        if not isinstance(reply, ResetReply):
+            return as_failure(reply)
+        shown = lanes if self.dialect.rules.narrows_replies else ()
+        return ResetOutcome(
+            self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
+        )
+
+    async def _step(self, request: Step, deadline: Deadline, number: int) -> EnvOutcome:
+        if self.worker.endpoint.is_overdue(number):
+            return self.worker.overdue
+        if not self.worker.endpoint.is_at_rest:
+            obstacle = await self.worker.make_idle(deadline)
+            if obstacle is not None:
+                return obstacle
+        lanes = self._some(request.env_indices) if request.env_indices else ()
+        try:
+            process = self.worker.require()
+            text_columns = self._write_action(process, request.action, lanes)
+        except CodecError as error:
+            return Failure(FailureKind.BAD_ACTION, str(error))
+        command = StepCommand(text_columns, lanes, self._session.autoreset_lanes)
+        reply = await self.worker.request(command, deadline, number)
+        if not isinstance(reply, StepReply):
+            return as_failure(reply)
+        block = process.buffers.results
+        rewards, terminated, truncated = block.rewards, block.terminated, block.truncated
+        if lanes:
+            rows = list(lanes)
+            rewards, terminated, truncated = rewards[rows], terminated[rows], truncated[rows]
+        return StepOutcome(
+            observation=self._observation(reply.text_columns, lanes),
+            rewards=rewards.tolist(),
+            terminated=terminated.tobytes(),
+            truncated=truncated.tobytes(),
+            infos=self._infos(reply.infos, lanes) if reply.infos else reply.infos,
+            final_infos=reply.final_infos,
+        )
+
+    async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
+        if self.worker.endpoint.is_overdue(number):
+            return self.worker.overdue
+        obstacle = await self.worker.make_idle(deadline)
+        if obstacle is not None:
+            return obstacle
+        process = self.worker.process
+        # A worker that dies while it draws over the direct connection has episodes; they are lost.
+        if process is None or not (process.is_alive or self._is_running):
+            return RenderOutcome(None)
+        command = RenderCommand(request.env_indices)
+        reply = await self.worker.request(command, deadline, number)
+        return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
+
+    def _some(self, named: tuple[int, ...]) -> Lanes:
+        return () if named == self._all_lanes else named
+
+    def _write_action(
+        self, process: WorkerProcess, action: bytes, lanes: Lanes
+    ) -> tuple[tuple[str, ...], ...]:
+        """Write the array columns to the step buffers; return the text columns."""
+        num_rows = len(lanes) or self._contract.num_envs
+        columns = self._action_codec.decode(action, num_rows)
+        rows = list(lanes) if lanes else ...
+        texts = []
+        for target, column in zip(process.buffers.actions, columns, strict=True):
+            if isinstance(column, tuple):
+                texts.append(column)
+            else:
+                target[rows] = column  # type: ignore[index]  # array leaves have array columns
+        return tuple(texts)
+
+    def _observation(self, text_columns: Sequence[tuple[str, ...]], lanes: Lanes) -> bytes:
+        texts = iter(text_columns)
+        columns: list[Column] = [
+            next(texts) if isinstance(column, tuple) else column
+            for column in self.worker.require().buffers.observations
+        ]
+        if lanes:
+            columns = rows_of(columns, lanes)
+        return self._observation_codec.encode(columns, len(lanes) or self._contract.num_envs)
+
+    def _sent(self, images: SentImages, observation: bytes) -> bytes:
+        num_lanes = self._contract.num_envs
+        columns = self._observation_codec.decode(observation, num_lanes)
+        return images.values.encode(images.resized(columns), num_lanes)
+
+    def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
+        return self.dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
+
+    # --- calls and pictures -----------------------------------------------------------------
+
+    async def call(self, call: LaneCall) -> CallOutcome:
+        """Do an allowed ``call`` when its turn has come."""
+        self.num_calls += 1
+        return await self._until_done(self._call_in_turn(call), self.calls)
+
+    def refuse(self, call: LaneCall) -> None:
+        self._skip(call)
+        self._advanced.set()
+
+    async def observe(self, lane: int) -> RenderOutcome | Failure | None:
+        """Render a lane for an observer when its turn has come; None: the session has ended."""
+        return await self._until_done(self._observe_in_turn(lane), self.observations)
+
+    async def _until_done(
+        self, work: Coroutine[Any, Any, T | None], running: set[asyncio.Task[Any]]
+    ) -> T | None:
+        """Do ``work`` until it is done or the session ends; ``running`` has its task meanwhile."""
+        task = asyncio.ensure_future(work)
+        running.add(task)
+        task.add_done_callback(running.discard)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            # The caller is gone. The session's next request must find the worker idle, so work
+            # that has begun goes on.
+            if task is not self._current:
+                task.cancel()
+            raise
+        return None if task.cancelled() else task.result()
+
+    async def _observe_in_turn(self, lane: int) -> RenderOutcome | Failure | None:
+        async with self._turn:
+            self._current = asyncio.current_task()
+            try:
+                return None if self._is_closed else await self._observe(lane)
+            finally:
+                self._current = None
+
+    async def _observe(self, lane: int) -> RenderOutcome | Failure:
+        # Without a deadline: one that passes would cost the client its episodes.
+        if not self.worker.endpoint.is_at_rest:
+            message = "its environment is still busy with a request that was too late; ask again"
+            return Failure(FailureKind.TIMEOUT, message)
+        if self._is_released or not self._is_running:
+            message = "its client has not reset it, or has to do so again; ask after that"
+            return Failure(FailureKind.BAD_REQUEST, message)
+        reply = await self.worker.call_after_step(RenderCommand((lane,)), 0)
+        if isinstance(reply, RenderReply):
+            return RenderOutcome(reply.png, reply.took_s)
+        return as_failure(reply)
+
+    async def _call_in_turn(self, call: LaneCall) -> CallOutcome:
+        deadline = Deadline.after(call.timeout_ms)
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                while not self._has_reached(call.num_requests):
+                    self._advanced.clear()
+                    await self._advanced.wait()
+                await self._turn.acquire()
+        except TimeoutError:
+            self._skip(call)
+            message = f"not called: still at the requests before it after {call.timeout_ms} ms"
+            return CallFailed(EnvErrorCode.BUSY, message)
+        self._current = asyncio.current_task()
+        try:
+            outcome = None if self._is_closed else await self._call(call, deadline)
+        finally:
+            self._current = None
+            self._turn.release()
+            self._advanced.set()
+        if not isinstance(outcome, Failure):
+            return outcome
+        code = EDITION_2026_06_RULES.failures[outcome.kind].code
+        return CallFailed(code, outcome.message, outcome.debug_info)
+
+    def _has_reached(self, num_requests: int) -> bool:
+        if self.is_numbered:
+            return self.worker.endpoint.has_reached(num_requests)
+        return self._num_answered >= num_requests
+
+    async def _call(
+        self, call: LaneCall, deadline: Deadline
+    ) -> tuple[object, ...] | Failure | CallFailed:
+        # Before the first Reset it gets a worker, as a Reset would. A worker that is gone is not
+        # replaced: the client, which does not know yet, would step lanes that were not reset.
+        worker = self.worker
+        if worker.process is None:
+            obstacle = await worker.make_ready(deadline)
+            if obstacle is not None:
+                self._skip(call)
+                return obstacle
+        obstacle = await worker.make_idle(deadline)
+        if obstacle is not None:  # nothing has happened, and the episodes go on
+            self._skip(call)
+            return CallFailed(EnvErrorCode.BUSY, f"not called: {obstacle.message}")
+        command = CallCommand(call.name, call.arguments, call.lanes)
+        reply = await worker.request(command, deadline, self._number_of(call))
+        if isinstance(reply, CallReply):
+            return reply.results
+        failed = as_failure(reply)
+        if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
+            worker.disconnect()  # the next step waits on the stream, or is answered there
+        return failed
+
+    # --- the direct connection, and the end ---------------------------------------------------
+
+    async def open_direct(
+        self, timeout_ms: int, connection: socket.socket | None
+    ) -> DirectHandle | None:
+        """Open a direct connection, between two requests; see ``SessionWorker.open_direct``.
+
+        None also where a client does not number requests: the numbers of its requests on the
+        stream would not follow those of its direct steps.
+        """
+        async with self._turn:
+            if self._is_released or not self.is_numbered:
+                return None
+            if self._session.state is not SessionState.READY:
+                return None
+            direct = await self.worker.open_direct(
+                timeout_ms, connection, tag_arrays=self._tag_arrays
+            )
+            if self._is_released:  # meanwhile
+                self.worker.disconnect()
+                return None
+            if direct is not None:
+                await self.worker.set_episodes(self._session.tracker.episodes)
+            return None if direct is None or direct.is_disconnected else direct
+
+    async def close_direct(self) -> None:
+        async with self._turn:
+            if not self._is_released:
+                await self.worker.close_direct()
+
+    def close(self) -> None:
+        """Cancel waiting calls and pictures, refuse new ones; before ``release``. Idempotent."""
+        self._is_closed = True
+        for task in (*self.calls, *self.observations):
+            task.cancel()
+
+    def interrupt(self) -> None:
+        """Note that the stream has ended, in order or not."""
+        self._session.interrupt(time.time_ns())
+
+    def release(self) -> None:
+        """Give the worker back; one that is still busy is killed, not waited for. Idempotent.
+
+        The rest goes on by itself, so that the cancellation of a stream cannot interrupt it.
+        """
+        if not self._is_released:
+            self._is_released = True
+            self.worker.release()

@@ -1,0 +1,1 @@
+"""Policies behind an address: routes, batches, the policy's thread."""

@@ -1,0 +1,476 @@
+"""One Join stream of a model endpoint: bytes in, dialect, session, batcher, dialect, bytes out.
+
+It keeps the session's routes, within the limits of their number and lanes.
+
+Requests of different routes are worked on at once and answered in completion order
+(capability rlmesh.model.concurrent_predict.v1). Predictions of all routes share the policy's thread
+and its batches; to configure or close one route does not wait for another one's batch.
+"""
+
+import asyncio
+import itertools
+import logging
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError, RlmeshError
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
+from rlmesh_ray.protocol.messages import (
+    BatchRun,
+    ConfigureRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    Predict,
+    Predicted,
+    PredictSlot,
+    RouteClosed,
+    RouteConfigured,
+    RouteRequest,
+)
+from rlmesh_ray.protocol.model_session import (
+    EpisodesForgotten,
+    ForgetEpisodes,
+    ModelSession,
+    ModelSessionOutput,
+    RouteLanes,
+    SessionResponse,
+)
+from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.error_text import clipped, text_of
+from rlmesh_ray.server.endpoint.log_context import current, logged_as
+from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
+from rlmesh_ray.server.model.batcher import Batcher
+from rlmesh_ray.server.model.model_dialects import ModelServerDialect
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.batch_codec import BatchCodecs
+from rlmesh_ray.wire.validation import MAX_LANES
+
+_LOG = logging.getLogger(__name__)
+
+_MOST_TRACE_CHARACTERS = 2**16
+
+_CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
+    CodecError: ModelErrorCode.INVALID_REQUEST,
+    ContractMismatchError: ModelErrorCode.INVALID_REQUEST,
+    CapacityError: ModelErrorCode.BUSY,
+}
+"""Codes of errors that are not the policy's fault."""
+
+
+def failure_response(request_id: str, error: RlmeshError) -> ModelFailed:
+    """Return the answer to a request that failed with ``error``; the session goes on.
+
+    A fault of the policy is logged, and its traceback is part of the answer.
+    """
+    code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
+    trace = ""
+    if code is ModelErrorCode.INTERNAL:
+        trace = clipped("".join(traceback.format_exception(error)), _MOST_TRACE_CHARACTERS)
+        _LOG.warning("the policy failed: %s", text_of(error))
+    return ModelFailed(request_id, code, text_of(error), is_recoverable=True, debug_info=trace)
+
+
+class SendQueue:
+    """A queue for one reader in the serving loop; leaner than ``asyncio.Queue``."""
+
+    def __init__(self) -> None:
+        self._frames: deque[bytes | None] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, frame: bytes | None) -> None:
+        """Add a frame, or the end (None)."""
+        self._frames.append(frame)
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    async def get(self) -> bytes | None:
+        """Wait for the next frame; None: there are no more."""
+        while not self._frames:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._frames.popleft()
+
+
+MAX_ROUTES = 1024
+"""Routes of one session; each keeps its contract in memory."""
+_NUMBERS = itertools.count()
+"""Of the routes of all sessions, also of those that have ended."""
+
+
+class Route(NamedTuple):
+    """A route that is configured."""
+
+    key: str
+    """Its unique name over all sessions of the server, also those that have ended."""
+    schema: BatchSchema
+    """Has the contract, too."""
+    lanes: RouteLanes
+    values: BatchCodecs
+    """The codecs of its observations and actions."""
+
+
+class ModelRoutes:
+    """The routes of one session. To be used in the serving loop only.
+
+    Args:
+        batcher: Runs the policy.
+        make_lanes: Returns the lanes of a route, by its contract.
+        choose_values: Returns the codecs of its observations and actions, likewise.
+        keeps_same: Whether a route that is configured again for the same environment goes on as it
+            is.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        make_lanes: Callable[[EnvContract], RouteLanes],
+        choose_values: Callable[[EnvContract], BatchCodecs],
+        *,
+        keeps_same: bool,
+    ) -> None:
+        self.by_id: dict[str, Route] = {}
+        """The open routes."""
+        self._batcher = batcher
+        self._make_lanes = make_lanes
+        self._choose_values = choose_values
+        self._keeps_same = keeps_same
+        self._names = current()
+        self._ending: set[asyncio.Future[None]] = set()
+        """Done when the policy has forgotten a route that has ended."""
+        self._num_opening = 0
+        """Lanes of the routes that are being opened."""
+
+    async def configure(
+        self, route_id: str, contract: object, horizon: int, num_routes: int
+    ) -> None:
+        """Open a route, or restart an open one.
+
+        Args:
+            route_id: The client's name for it.
+            contract: Contract in the request, if it is valid.
+            horizon: How many actions of each chunk the client wants; ignored where the policy
+                chooses one at a time.
+            num_routes: Routes of the session, with this one and others that are being opened.
+
+        Raises:
+            ContractMismatchError: The policy cannot act there, or its chunks are shorter than
+                ``horizon``, or there is no contract, or it names an encoding that does not fit its
+                spaces.
+            CodecError: The route's name is too long.
+            CapacityError: The session would have too many routes, or too many lanes.
+        """
+        if not isinstance(contract, EnvContract):
+            raise ContractMismatchError("ConfigureRoute came without an environment contract")
+        if len(route_id) > MAX_ID_CHARACTERS:
+            raise CodecError(
+                f"the route's name has {len(route_id)} characters, and {MAX_ID_CHARACTERS} are the "
+                "limit: choose a shorter one"
+            )
+        if num_routes > MAX_ROUTES:
+            raise CapacityError(
+                f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
+                "open another session"
+            )
+        policy_horizon = self._batcher.horizon
+        if 1 < policy_horizon < horizon:
+            raise ContractMismatchError(
+                f"the route wants {horizon} actions at once, and the policy chooses "
+                f"{policy_horizon}: lower the horizon to {policy_horizon} or less"
+            )
+        schema = BatchSchema(contract, policy_horizon, min(horizon, policy_horizon))
+        before = self.by_id.get(route_id)
+        if (
+            before is not None
+            and self._keeps_same
+            and before.schema.horizon == schema.horizon
+            and _are_same_environment(contract, before.schema.contract)
+        ):
+            return
+        lanes, values = self._make_lanes(contract), self._choose_values(contract)
+        self._require_room(route_id, lanes.num_reserved)
+        self._num_opening += lanes.num_reserved
+        try:
+            while num_routes + len(self._ending) > MAX_ROUTES:
+                # A client that opens and closes without end must wait, or it would fill the memory.
+                await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+            await self._batcher.configure(contract)
+        finally:
+            self._num_opening -= lanes.num_reserved
+        # A new key each time: the policy may still have to forget the route that has ended.
+        key = f"{next(_NUMBERS)}/{route_id}"
+        self.by_id[route_id] = Route(key, schema, lanes, values)
+        if before is not None:
+            self._end(before)
+
+    async def forget(self, route_id: str, episode_ids: Sequence[str]) -> None:
+        """Forget episodes of a route, if it is open.
+
+        Raises:
+            RlmeshError: The policy could not; the episodes keep their lanes.
+        """
+        route = self.by_id.get(route_id)
+        if route is None:
+            return
+        lanes = route.lanes.lanes_of(episode_ids)
+        if lanes:
+            await self._batcher.forget_lanes(route.key, lanes)
+            route.lanes.free(episode_ids)
+
+    def close(self, route_id: str) -> None:
+        """End a route, if it is open; the policy forgets it later, by a call in its thread."""
+        route = self.by_id.pop(route_id, None)
+        if route is not None:
+            self._end(route)
+
+    async def abandon(self) -> None:
+        """End all routes with the session, and wait until the policy has forgotten them."""
+        for route_id in tuple(self.by_id):
+            self.close(route_id)
+        if self._ending:
+            # The policy does so after a running batch with their rows; or the endpoint has stopped.
+            await asyncio.wait(self._ending)
+
+    def _end(self, route: Route) -> None:
+        route.lanes.clear()
+        forgetting = self._batcher.forget(route.key)
+        self._ending.add(forgetting)
+        forgetting.add_done_callback(self._note_forgotten)
+
+    def _note_forgotten(self, forgetting: "asyncio.Future[None]") -> None:
+        self._ending.discard(forgetting)
+        error = None if forgetting.cancelled() else forgetting.exception()
+        if error is not None:
+            with logged_as(*self._names):
+                _LOG.warning("the policy failed to forget a route: %s", text_of(error))
+
+    def _require_room(self, route_id: str, num_lanes: int) -> None:
+        others = [each.lanes for name, each in self.by_id.items() if name != route_id]
+        total = sum(each.num_reserved for each in others) + self._num_opening + num_lanes
+        if total > MAX_LANES:
+            raise CapacityError(
+                f"the session's routes would have {total} lanes, and {MAX_LANES} are the limit: "
+                "close a route first, or open another session"
+            )
+
+
+def _are_same_environment(one: EnvContract, other: EnvContract) -> bool:
+    # Their metadata may hold arrays, whose comparison is not a bool.
+    return (one.id, one.observation_space, one.action_space) == (
+        other.id,
+        other.observation_space,
+        other.action_space,
+    )
+
+
+MAX_UNANSWERED = 256
+"""Unanswered requests of one session, above which no more are read."""
+
+
+class ModelStream:
+    """The requests and answers of one stream. To be used in the serving loop only.
+
+    Args:
+        batcher: Runs the policy.
+        drain: Counts the pending requests of the endpoint.
+        dialect: A new object of the stream's dialect.
+    """
+
+    def __init__(self, batcher: Batcher, drain: Drain, dialect: ModelServerDialect) -> None:
+        self.outbox = SendQueue()
+        """Frames to send; None after the last one."""
+        self.is_closed = False
+        """Whether Close has been answered."""
+        self.has_failed = False
+        """Whether a fault of this package has ended it: not every request will be answered."""
+        self.num_predicted = 0
+        """Predictions that were answered with actions."""
+        self._batcher = batcher
+        # Requests of all streams are taken together, in the context of the first one.
+        self._names = current()
+        self._drain = drain
+        # Each message uses these: an attribute lookup every time would be measurable.
+        self._receive, self._frame = dialect.receive, dialect.frame
+        self._session = ModelSession(dialect.rules)
+        self._routes = ModelRoutes(
+            batcher, dialect.lanes, dialect.values, keeps_same=dialect.rules.keeps_same_route
+        )
+        self._predicting: dict[str, PredictionRequest] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        # The stream's first frame is pending from now on.
+        self._num_untaken = 1
+        self.num_pending = 1
+        """Requests that were received, and whose answers have not been sent."""
+        drain.begin_request()
+        self._is_reading = True
+        self._is_released = False
+        self._taken = asyncio.Event()
+
+    async def read(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        """Take requests until the client sends no more, or the endpoint wants to stop.
+
+        Args:
+            first: The first frame.
+            rest: The frames after it.
+        """
+        try:
+            self._batcher.submit(self._take, first)
+            del first
+            if self._drain.is_draining:
+                return
+            async for frame in rest:
+                self.num_pending += 1
+                self._drain.begin_request()
+                self._num_untaken += 1
+                self._batcher.submit(self._take, frame)
+                if not (self._num_untaken or self._predicting):
+                    # It has been answered at once: the answer is sent before the next read.
+                    await asyncio.sleep(0)
+                while self.num_pending >= MAX_UNANSWERED:
+                    # A client that only sends must wait, or it would fill this process's memory.
+                    self._taken.clear()
+                    await self._taken.wait()
+                if self._drain.is_draining:
+                    break
+        finally:
+            self._is_reading = False
+            self._end_if_done()
+
+    def _take(self, frame: bytes) -> None:
+        """Work on a request; together with those of other streams that came at the same time."""
+        if self._is_released:
+            return
+        self._num_untaken -= 1
+        try:
+            self._follow(self._receive(self._session, frame))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    def note_taken(self) -> None:
+        self.num_pending -= 1
+        self._drain.end_request()
+        self._taken.set()
+
+    async def release(self) -> None:
+        self._is_released = True
+        self._drain.end_request(self.num_pending)
+        for prediction in self._predicting.values():
+            self._batcher.cancel(prediction)
+        working = tuple(self._working)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await self._routes.abandon()
+
+    def _fail(self) -> None:
+        with logged_as(*self._names):
+            _LOG.exception("a model session has failed; please report this")
+        self.has_failed = True
+        self.outbox.put(None)
+
+    def _follow(self, following: list[ModelSessionOutput]) -> None:
+        """Send the session's responses, begin its ready requests, and so on with their results."""
+        for output in following:  # which may grow on the way
+            for response in output.responses:
+                frame = self._frame(response)
+                if frame is not None:
+                    self.outbox.put(frame)
+                if isinstance(response, ModelFailed):
+                    self._batcher.sessions.errors[response.code.name] += 1
+                elif isinstance(response, ModelClosed):
+                    self.is_closed = True
+                    self.outbox.put(None)
+            for request in output.ready:
+                refusal = self._begin(request)
+                if refusal is not None:
+                    following.append(self._session.complete(request, refusal))
+        if not self._is_reading:
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """End the stream when nothing comes in any more and nothing is outstanding."""
+        if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
+            self.outbox.put(None)
+
+    def _begin(self, request: RouteRequest) -> ModelFailed | None:
+        """Begin a request; return the answer of one that fails at once."""
+        if not isinstance(request, Predict):
+            task = asyncio.ensure_future(self._work(request))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return None
+        # No task for each of these: it would cost as much as the rest together.
+        context = request.context
+        key, schema, lanes, values = self._routes.by_id[context.route_id]
+        try:
+            slots = lanes.assign_lanes(context.slots)
+        except (CapacityError, CodecError) as error:
+            return self._failed(request, error)
+        prediction = PredictionRequest(
+            schema,
+            request.observation,
+            key,
+            slots,
+            values,
+            partial(self._finish_predict, request, slots),
+        )
+        if self._batcher.predict(prediction):
+            self._predicting[request.request_id] = prediction
+        return None
+
+    def _finish_predict(
+        self,
+        request: Predict,
+        slots: Sequence[PredictSlot],
+        result: Actions | RlmeshError,
+        run: BatchRun,
+        queue_ns: int,
+    ) -> None:
+        if self._is_released:
+            return
+        self._predicting.pop(request.request_id, None)
+        response: SessionResponse
+        try:
+            if isinstance(result, RlmeshError):
+                self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
+                response = self._failed(request, result)
+            else:
+                self.num_predicted += 1
+                action, *later = (result,) if isinstance(result, bytes) else result
+                context, mirror = request.context, request.mirror
+                response = Predicted(
+                    request.request_id, context, action, run, queue_ns, mirror, tuple(later)
+                )
+            self._follow([self._session.complete(request, response)])
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    async def _work(self, request: RouteRequest) -> None:
+        try:
+            try:
+                response = await self._answer(request)
+            except RlmeshError as error:
+                response = self._failed(request, error)
+            self._follow([self._session.complete(request, response)])
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    def _failed(self, request: RouteRequest, error: RlmeshError) -> ModelFailed:
+        with logged_as(*self._names):
+            return failure_response(request.request_id, error)
+
+    async def _answer(self, request: RouteRequest) -> SessionResponse:
+        route_id = request.context.route_id
+        if isinstance(request, ConfigureRoute):
+            num_routes = self._session.num_routes
+            await self._routes.configure(route_id, request.contract, request.horizon, num_routes)
+            return RouteConfigured(request.request_id, self._batcher.horizon)
+        if isinstance(request, ForgetEpisodes):
+            await self._routes.forget(route_id, request.episode_ids)
+            return EpisodesForgotten(request.request_id)
+        self._routes.close(route_id)
+        return RouteClosed(request.request_id)

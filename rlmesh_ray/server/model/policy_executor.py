@@ -1,0 +1,243 @@
+"""The thread in which a policy runs, its calls and batches, and the health that follows from it.
+
+It is not the serving loop's thread, so a policy that hangs does not stop the endpoint. It is a
+daemon, so the interpreter does not wait for it at exit.
+
+Rule 1: calls and batches take turns: many calls do not delay the batches.
+Rule 2: the thread fetches its next work itself. A round through the serving loop between two
+batches would let the policy idle whenever the loop is busy.
+Rule 3: at most one thread runs the policy at a time: this one, or the serving loop between
+``begin_inline`` and ``end_inline``. Contract checks that a policy allows beside its batches
+(``PolicyTraits.checks_concurrently``) run in an executor of their own.
+"""
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from rlmesh_ray.errors import PolicyError, RlmeshError
+from rlmesh_ray.models.torch.threads import limit_torch_threads
+from rlmesh_ray.options import require_count, require_seconds
+from rlmesh_ray.server.endpoint.error_text import text_of
+from rlmesh_ray.server.endpoint.health import WATCH_PERIOD_S, Health
+from rlmesh_ray.server.model.model_options import DEFAULT_STUCK_AFTER_S
+
+_LOG = logging.getLogger(__name__)
+
+_BLOCKED_REPORT_S = 2 * WATCH_PERIOD_S  # long enough for every Watch to see it
+
+ResultT = TypeVar("ResultT")
+Work = Callable[[], None]
+"""Should not raise; an error is logged, and the thread goes on."""
+
+_EXECUTORS: "weakref.WeakSet[PolicyExecutor]" = weakref.WeakSet()
+"""The executors whose threads have not ended."""
+
+
+def any_policy_runs() -> bool:
+    """Return whether a policy of this process runs now, also one whose executor is closed.
+
+    Native code that runs in its thread aborts the process when the interpreter ends: it comes back
+    to an interpreter that is gone.
+    """
+    return any(executor.is_busy for executor in tuple(_EXECUTORS))
+
+
+def result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
+    """Call code of the policy's author; return its error instead of raising it.
+
+    Returns:
+        The result; an RlmeshError as it was raised, or a PolicyError in place of anything else.
+    """
+    try:
+        return function(*arguments)
+    except RlmeshError as error:
+        return error
+    except BaseException as error:  # noqa: BLE001  # the policy may raise anything
+        failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
+        failure.__cause__ = error  # with its trace
+        return failure
+
+
+class PolicyExecutor:
+    """Runs a policy's calls in arrival order, and a batch whenever one waits.
+
+    Args:
+        next_batch: Returns the next batch to run, None when none waits; called in the thread.
+            Default: it runs calls only.
+        name: Of the thread.
+        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
+            stuck.
+        torch_threads: How many threads torch uses for a batch or a call.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        next_batch: Callable[[], Work | None] = lambda: None,
+        *,
+        name: str = "rlmesh-ray-policy",
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        torch_threads: int = 1,
+    ) -> None:
+        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
+        self.stuck_after_s = stuck_after_s
+        self._blocked_for_s = self._blocked_report_until_s = 0.0
+        require_count("torch_threads", torch_threads)
+        self.torch_threads = torch_threads
+        self._next_batch = next_batch
+        self._calls: deque[Work] = deque()
+        self._grouped: deque[Work] = deque()
+        """Calls that one entry of ``_calls`` runs together."""
+        self._futures: set[Future[Any]] = set()
+        # A condition variable would cost three times as much per wake-up.
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held by the thread that runs the policy."""
+        self._is_asleep = False
+        self._is_closed = False
+        self._busy_since_s: float | None = None
+        _EXECUTORS.add(self)
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the policy runs now, in this thread or inline. From any thread."""
+        return self._busy_since_s is not None
+
+    @property
+    def busy_for_s(self) -> float:
+        """Seconds since the policy's present work began; 0.0 when it has none. From any thread."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def health(self) -> Health:
+        """Return whether the policy makes progress. From any thread."""
+        busy_for_s = self.busy_for_s
+        if busy_for_s > self.stuck_after_s:
+            return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
+        if time.monotonic() < self._blocked_report_until_s:
+            return Health(
+                False, f"the policy has just held all sessions for {self._blocked_for_s:.0f} s"
+            )
+        return Health(is_serving=True)
+
+    def submit(
+        self, function: Callable[..., ResultT], *arguments: object, is_grouped: bool = False
+    ) -> Future[ResultT]:
+        """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
+
+        The future raises an RlmeshError: the policy's own, or a PolicyError for anything else.
+        From any thread; grouped calls from the serving loop.
+
+        Args:
+            function: Code of the policy's author.
+            arguments: Its arguments.
+            is_grouped: Whether it runs in one turn with all grouped calls that wait. For quick
+                calls whose callers do not wait before they make the next one: only one turn stands
+                between two batches, so the queue would grow without end.
+        """
+        future: Future[ResultT] = Future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            outcome = result_or_error(function, *arguments)
+            if isinstance(outcome, RlmeshError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        if not is_grouped:
+            self._calls.append(work)
+        else:
+            self._grouped.append(work)
+            if len(self._grouped) == 1:  # else the call that is already queued runs it, too
+                self._calls.append(self._run_grouped)
+        self.wake()
+        if self._is_closed:
+            future.cancel()
+        return future
+
+    def wake(self) -> None:
+        """Wake the thread for new work; costs next to nothing while it is awake."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wakeup.put(None)
+
+    def begin_inline(self) -> bool:
+        """Reserve the policy for the calling thread; False while other work runs or waits.
+
+        After True, the caller runs the policy and calls ``end_inline``.
+        """
+        if self._calls or not self._lock.acquire(blocking=False):
+            return False
+        self._busy_since_s = time.monotonic()
+        return True
+
+    def end_inline(self) -> None:
+        """End what ``begin_inline`` began.
+
+        Work that took too long was invisible to gRPC's health checks, since the serving loop did
+        not run meanwhile: ``health`` reports it for a moment afterwards.
+        """
+        busy_for_s, self._busy_since_s = self.busy_for_s, None
+        self._lock.release()
+        if busy_for_s > self.stuck_after_s:
+            self._blocked_for_s = busy_for_s
+            self._blocked_report_until_s = time.monotonic() + _BLOCKED_REPORT_S
+
+    def close(self) -> None:
+        """End the thread after its present work; waiting and later calls are cancelled.
+
+        Does not block.
+        """
+        self._is_closed = True
+        self._wakeup.put(None)
+        for future in tuple(self._futures):
+            future.cancel()
+
+    def _run_grouped(self) -> None:
+        while self._grouped:
+            self._grouped.popleft()()
+
+    def _run(self) -> None:
+        result_or_error(limit_torch_threads, self.torch_threads)
+        while not self._is_closed:
+            if self._take_turn():
+                continue
+            self._is_asleep = True
+            # Work that came before the flag was set has sent no wake-up. The other way round, a
+            # wake-up too many costs one more look.
+            if not self._take_turn():
+                self._wakeup.get()
+            self._is_asleep = False
+
+    def _take_turn(self) -> bool:
+        with self._lock:
+            call = self._calls.popleft() if self._calls else None
+            if call is not None:
+                self._do(call)
+            batch = self._next_batch()
+            if batch is not None:
+                self._do(batch)
+        return call is not None or batch is not None
+
+    def _do(self, work: Work) -> None:
+        self._busy_since_s = time.monotonic()
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  # the work of the other sessions is still to be done
+            _LOG.exception("the work of a policy has failed; please report this")
+        finally:
+            self._busy_since_s = None

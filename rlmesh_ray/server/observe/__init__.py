@@ -1,0 +1,1 @@
+"""What an endpoint says of itself: statistics, metrics, status, logs, observers."""

@@ -1,0 +1,1 @@
+"""Several endpoints behind one address, and endpoints that join a pool."""

@@ -1,0 +1,483 @@
+"""One address for many endpoints, which may come, go and move.
+
+Each connection of a client has its own connection to an endpoint. So an endpoint sees its clients
+as if they had come directly: limits per connection, and what some protocols remember of one, are
+each client's own, and no client waits for another's large message.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from rlmesh_ray.auth.token_file import ServerToken, bearer_value
+from rlmesh_ray.compat.grpc import message_writer
+from rlmesh_ray.errors import AddressError, CodecError, ConfigurationError
+from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
+from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.protocol.capabilities import (
+    AUTHORIZATION_METADATA_KEY,
+    GATEWAY_METADATA_KEY,
+    SESSION_METADATA_KEY,
+)
+from rlmesh_ray.protocol.gateway_balancer import GatewayBalancer, Target
+from rlmesh_ray.server.endpoint.bind_policy import TlsSource
+from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.error_text import clipped, refuse, text_of
+from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.endpoint.session_limit import refusing_when_full, require_descriptors
+from rlmesh_ray.wire import health_v1
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+
+_LOG = logging.getLogger(__name__)
+
+FindTargets = Callable[[], Sequence[Target]]
+"""Returns the endpoints that take new connections; may block, and is called in a thread."""
+Credentials = Callable[[], grpc.ChannelCredentials]
+"""Returns the TLS credentials for an endpoint; called for each connection."""
+Metadata = Iterable[tuple[str, str | bytes]]
+
+PERIOD_S = 2.0
+"""How often each endpoint's health is checked."""
+CONNECT_TIMEOUT_S = 3.0
+"""For an endpoint to accept a connection, before another one is tried."""
+_CHECK_TIMEOUT_S = 2.0
+_NOTICE_S = 0.2
+_LISTED_S = 1.0
+_LISTING_TIMEOUT_S = 5.0
+# An endpoint's connection outlives its client's by so much: gRPC does not report when one closes.
+_IDLE_S = 5.0
+_CLOSE_S = 5.0
+# It reaches clients in metadata, which must stay below 8 KiB.
+_MOST_OBSTACLE_CHARACTERS = 500
+
+# Metadata of one of the two connections; gRPC writes its own for the other.
+_HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
+_REFUSED = (
+    "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
+    "another one; dial the gateway again"
+)
+_ENDED = "the call was ended behind the gateway; dial the gateway again"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Upstream:
+    """A connection to an endpoint."""
+
+    target: Target
+    channel: grpc.aio.Channel
+
+    async def connect(self) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while True:
+                    state = self.channel.get_state(try_to_connect=True)
+                    if state is grpc.ChannelConnectivity.READY:
+                        return True
+                    if state in (
+                        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                        grpc.ChannelConnectivity.SHUTDOWN,
+                    ):
+                        return False
+                    await self.channel.wait_for_state_change(state)
+        except TimeoutError:
+            return False
+
+    async def has_gone(self) -> bool:
+        """Return whether the endpoint is gone, just after a call has failed as if it were."""
+        ready = grpc.ChannelConnectivity.READY
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NOTICE_S):
+                if self.channel.get_state() is ready:  # gRPC reports failed calls first
+                    await self.channel.wait_for_state_change(ready)
+        return self.channel.get_state() is not ready
+
+
+class _NoEndpointError(Exception):
+    """No endpoint can take a call; the text is for the client."""
+
+
+class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Forwards every call of every protocol, unparsed, to one of several endpoints.
+
+    Each connection of a client goes to one endpoint, the one with the fewest connections, for as
+    long as that lives. When it is gone, the calls there end with UNAVAILABLE; the gateway repeats
+    none of them. The connection's next call goes to another endpoint, unless it names a session:
+    that has gone, too. Usable as a context manager.
+
+    An agent that joins a dm_env_rpc world by a connection of its own may reach another endpoint:
+    worlds of several agents need a single endpoint behind the gateway.
+
+    Args:
+        find: Returns the endpoints that take new connections; called in a thread, at most once a
+            second unless one fails.
+        address: ``HOST:PORT`` (port 0: a free one).
+        token: The token that clients must send, or a ``TokenFile`` with such tokens; required
+            unless ``address`` is loopback; False: none on purpose. The gateway sends each endpoint
+            that endpoint's own.
+        tls: Files for TLS with the clients.
+        endpoint_credentials: TLS credentials for the endpoints; default: plain text.
+        service: Full name of the endpoints' service, for requests for its health.
+        max_receive_bytes: Size of the largest request to forward; endpoints have limits of
+            their own.
+
+    Raises:
+        AddressError: ``address`` is malformed, a unix socket, or needs a token.
+        ConfigurationError: ``token`` is nothing that a call can carry, or a file cannot be used.
+    """
+
+    def __init__(
+        self,
+        find: FindTargets,
+        *,
+        address: str = "127.0.0.1:0",
+        token: ServerToken = None,
+        tls: TlsSource | None = None,
+        endpoint_credentials: Credentials | None = None,
+        service: str = "",
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        if parse_address(address).path:
+            raise AddressError(
+                f"a gateway cannot listen on {address}: connections of a unix socket have no "
+                "names to tell them apart; use HOST:PORT"
+            )
+        self._find = find
+        self._credentials = endpoint_credentials
+        self._service = service
+        self._max_receive_bytes = max_receive_bytes
+        # The rest belongs to the serving loop.
+        self._balancer = GatewayBalancer()
+        self._upstreams: dict[str, _Upstream] = {}
+        """By the name that gRPC gives a client's connection."""
+        self._checks: dict[Target, _Upstream] = {}
+        self._checking: asyncio.Task[None] | None = None
+        self._listing: asyncio.Future[Sequence[Target]] | None = None
+        self._listed_s = -math.inf
+        self._obstacle = ""
+        self._health = Health(False, "its endpoints have not been asked yet")
+        """As of the last check. A gateway serves while one of its endpoints does."""
+        self._endpoint = Endpoint(
+            address,
+            token=token,
+            tls=tls,
+            on_stop=self._close,
+            probe=lambda: self._health,
+            kind="gateway",
+        )
+
+    @property
+    def address(self) -> str:
+        """The address that clients dial; only after ``start``."""
+        return self._endpoint.address
+
+    def start(self) -> Self:
+        """Look for endpoints, then listen. Blocks until clients can connect.
+
+        Raises:
+            ListenError: The address is in use or not this machine's.
+            LocalProtocolError: It was started or stopped before.
+        """
+        self._endpoint.require_new()
+        try:
+            shared_loop().run(self._begin_checks())
+            self._endpoint.start([self], max_receive_bytes=self._max_receive_bytes)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def health(self) -> Health:
+        """Return whether at least one endpoint would serve a new client."""
+        return self._endpoint.health()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End all calls and stop listening; the endpoints continue. Idempotent; blocks.
+
+        Args:
+            grace_s: How long calls may continue.
+        """
+        self._endpoint.stop(grace_s)
+
+    def _close(self) -> None:
+        # A blocked loop closes them later, or the end of the process does.
+        with contextlib.suppress(TimeoutError):
+            shared_loop().run(self._close_channels(), _CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- calls -----------------------------------------------------------------------------
+
+    def service_name(self) -> str:
+        return self._service
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return the handler that forwards a call; on the wire all kinds of calls are streams."""
+        if details.method.startswith(f"/{health_v1.SERVICE}/"):
+            return None
+        return grpc.stream_stream_rpc_method_handler(partial(self._forward, details.method))
+
+    async def _forward(
+        self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        connection, metadata = context.peer(), context.invocation_metadata() or ()
+        is_bound = any(key == SESSION_METADATA_KEY for key, _ in metadata)
+        try:
+            async with refusing_when_full(context):
+                upstream = await self._route(connection, is_bound=is_bound)
+        except (_NoEndpointError, ConfigurationError) as error:
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        state = self._balancer.begin(connection, upstream.target, time.monotonic())
+        call = upstream.channel.stream_stream(method)(
+            timeout=context.time_remaining(), metadata=_shown_to(upstream.target, metadata)
+        )
+        sending = asyncio.ensure_future(_send(requests, call))
+        try:
+            await _receive(call, context)
+            code, details = await call.code(), await call.details()
+            trailing = _passed_on(await call.trailing_metadata() or ())
+        finally:
+            # Also when the client has gone: the endpoint's session must end.
+            sending.cancel()
+            call.cancel()
+            self._balancer.end(state, time.monotonic())
+        if code is grpc.StatusCode.OK:
+            context.set_trailing_metadata(trailing)
+            return
+        code, details = await self._client_status(connection, upstream, code, details or "")
+        await context.abort(code, details, trailing)
+
+    async def _client_status(
+        self, connection: str, upstream: _Upstream, code: grpc.StatusCode, details: str
+    ) -> tuple[grpc.StatusCode, str]:
+        if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
+            self._note_lost(connection, upstream)
+            return grpc.StatusCode.UNAVAILABLE, _REFUSED
+        if code is grpc.StatusCode.CANCELLED:  # else the client would take it for its own
+            return grpc.StatusCode.UNAVAILABLE, _ENDED
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            return code, details
+        if not await upstream.has_gone():  # the endpoint itself returned this: it drains, or stops
+            self._balancer.fail(upstream.target, time.monotonic())
+            return code, details
+        self._note_lost(connection, upstream)
+        return code, f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
+
+    # --- the endpoint of a connection ----------------------------------------------------------
+
+    async def _route(self, connection: str, *, is_bound: bool) -> _Upstream:
+        """Return the upstream for a call of ``connection``; it is connected.
+
+        Nothing of the call has been sent yet, so that another endpoint may be tried.
+
+        Args:
+            connection: gRPC's name of the client's connection.
+            is_bound: Whether the call belongs to a session that an endpoint knows already.
+
+        Raises:
+            CapacityError: The gateway has too few file descriptors for another connection.
+            _NoEndpointError: No endpoint can be reached, or the one of the session has gone.
+            ConfigurationError: The files for TLS with the endpoints cannot be used.
+        """
+        former = self._balancer.target_of(connection, time.monotonic(), is_bound=is_bound)
+        if former is not None and (found := await self._connected(connection, former)):
+            return found
+        if is_bound:
+            raise _NoEndpointError(
+                "the endpoint that knows this session has gone from behind the gateway; dial the "
+                "gateway again"
+            )
+        await self._list(at_once=former is not None)
+        tried: set[Target] = set()
+        while target := self._balancer.choose(connection, time.monotonic(), without=tried):
+            if found := await self._connected(connection, target):
+                _LOG.info("%s goes to endpoint %s", connection, target.endpoint_id)
+                return found
+            tried.add(target)
+        if tried:
+            raise _NoEndpointError(
+                f"none of the {len(tried)} endpoints behind this gateway answers; dial the "
+                "gateway again when they are back"
+            )
+        raise _NoEndpointError(
+            f"there is no endpoint behind this gateway now{self._obstacle}; dial the gateway "
+            "again when there is one"
+        )
+
+    async def _connected(self, connection: str, target: Target) -> _Upstream | None:
+        """Return the upstream of a connection to ``target``; None: that cannot be reached."""
+        upstream = self._upstreams.get(connection)
+        if upstream is None or upstream.target != target:
+            require_descriptors(1)
+            upstream = self._upstreams[connection] = self._open(target)
+        if await upstream.connect():
+            return upstream
+        self._note_lost(connection, upstream)
+        return None
+
+    def _open(self, target: Target) -> _Upstream:
+        """Return a connection that is not dialed yet; the two ends limit the size of messages."""
+        options = channel_options()
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(target.address, options=options)
+        else:
+            channel = grpc.aio.secure_channel(target.address, self._credentials(), options=options)
+        return _Upstream(target, keep_in_forks(channel))
+
+    def _note_lost(self, connection: str, upstream: _Upstream) -> None:
+        target = upstream.target
+        _LOG.info("endpoint %s at %s has gone", target.endpoint_id, target.address)
+        self._balancer.fail(target, time.monotonic())
+        self._balancer.leave(connection, target)
+        if self._upstreams.get(connection) is upstream:
+            del self._upstreams[connection]
+
+    # --- the endpoints, and their health ------------------------------------------------------
+
+    async def _list(self, *, at_once: bool = False) -> None:
+        """List the endpoints, unless the latest list is younger than a second."""
+        if not at_once and time.monotonic() - self._listed_s < _LISTED_S:
+            return
+        if self._listing is None:
+            self._listing = in_thread(self._find)
+            self._listing.add_done_callback(self._note_listing)
+        # A list that comes too late counts for later calls.
+        await asyncio.wait({self._listing}, timeout=_LISTING_TIMEOUT_S)
+
+    def _note_listing(self, listing: "asyncio.Future[Sequence[Target]]") -> None:
+        self._listing, self._listed_s = None, time.monotonic()
+        if listing.cancelled():
+            return
+        error = listing.exception()
+        if error is None:
+            self._obstacle = ""
+            self._balancer.renew(listing.result())
+            return
+        # Those that are known are probably still there.
+        text = clipped(text_of(error), _MOST_OBSTACLE_CHARACTERS)
+        self._obstacle = f" ({type(error).__name__}: {text})"
+        _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
+
+    async def _begin_checks(self) -> None:
+        """Check the endpoints now, and periodically until ``stop``."""
+        await self._check_endpoints()
+        self._checking = asyncio.ensure_future(self._keep_checking())
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await self._check_endpoints()
+            except Exception as error:  # noqa: BLE001  # no thread, say; the next check may succeed
+                _LOG.exception("the endpoints behind the gateway cannot be asked")
+                self._health = Health(False, f"its endpoints cannot be asked: {error}")
+
+    async def _check_endpoints(self) -> None:
+        """Ask all endpoints for their health, and close connections that are not needed any more.
+
+        New connections avoid endpoints that do not serve.
+        """
+        await self._list(at_once=True)
+        await self._close_idle()
+        targets = self._balancer.targets
+        for gone in set(self._checks) - set(targets):
+            await self._checks.pop(gone).channel.close()
+        reasons = await asyncio.gather(*(self._ask(target) for target in targets))
+        for target, reason in zip(targets, reasons, strict=True):
+            if reason:
+                self._balancer.fail(target, time.monotonic())
+        if not reasons:
+            self._health = Health(False, "there is no endpoint behind this gateway now")
+        elif all(reasons):
+            none = f"none of the {len(reasons)} endpoints behind this gateway serves ({reasons[0]})"
+            self._health = Health(False, none)
+        else:
+            self._health = Health(True)
+
+    async def _ask(self, target: Target) -> str:
+        """Ask an endpoint for its health; return why it does not serve, empty if it does."""
+        request, metadata = health_v1.pack_request(), _shown_to(target, ())
+        try:
+            # Not through a client's connection: that would keep it from becoming idle.
+            if target not in self._checks:
+                self._checks[target] = self._open(target)
+            check = self._checks[target].channel.unary_unary(health_v1.CHECK)
+            answer = await check(request, timeout=_CHECK_TIMEOUT_S, metadata=metadata)
+            status = health_v1.parse_response(answer)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return ""  # it has no health service, but it answers
+            return f"{error.code().name}: {error.details()}"
+        except (CodecError, ConfigurationError) as error:
+            return str(error)
+        return "it says so" if status == health_v1.NOT_SERVING else ""
+
+    async def _close_idle(self) -> None:
+        """Close upstreams that have had no call for a while; their clients may come again."""
+        now_s = time.monotonic()
+        self._balancer.forget_idle(now_s)
+        for connection, upstream in list(self._upstreams.items()):
+            if self._balancer.idle_for_s(connection, now_s) > _IDLE_S:
+                del self._upstreams[connection]
+                await upstream.channel.close()
+
+    async def _close_channels(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+        upstreams = [*self._upstreams.values(), *self._checks.values()]
+        self._upstreams, self._checks = {}, {}
+        for upstream in upstreams:
+            await upstream.channel.close()
+
+
+def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple(
+        (key, value)
+        for key, value in metadata
+        if key not in _HOP_BY_HOP and not key.startswith(("grpc-", ":"))
+    )
+
+
+def _shown_to(target: Target, metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
+    """Return a client's metadata for ``target``: with the token of ``target``."""
+    token = () if target.token is None else (bearer_value(target.token),)
+    return (
+        *(pair for pair in _passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY),
+        *((AUTHORIZATION_METADATA_KEY, value) for value in token),
+        (GATEWAY_METADATA_KEY, "1"),
+    )
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
+    """Forward the client's messages; each waits until there is room for it."""
+    write = message_writer(call)
+    try:
+        await call.wait_for_connection()
+        async for message in requests:
+            await write(message)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        return  # the call has ended, and ``_receive`` sees its status
+
+
+async def _receive(call: Any, context: grpc.aio.ServicerContext) -> None:
+    """Forward the endpoint's headers and messages to the client, until the call ends."""
+    headers = await call.initial_metadata()
+    if headers or not call.done():
+        # Immediately: some clients wait for the headers before they send anything.
+        await context.send_initial_metadata(_passed_on(headers or ()))
+    try:
+        async for message in call:
+            await context.write(message)
+    except grpc.aio.AioRpcError:
+        return  # the caller reads its status

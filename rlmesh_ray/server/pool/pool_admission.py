@@ -1,0 +1,341 @@
+"""The registrar of a pool: endpoints connect to it, and are in the pool while connected."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Protocol, Self
+
+from rlmesh_ray.auth.token_file import TokenStore, registration_token
+from rlmesh_ray.errors import CodecError, ConfigurationError, RlmeshError
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol import pool_membership
+from rlmesh_ray.protocol.pool_membership import (
+    EndpointIdTable,
+    RefusalKind,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
+)
+from rlmesh_ray.server.endpoint.bind_policy import TlsSource
+from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.event_loop import in_thread
+from rlmesh_ray.server.endpoint.health import Health
+from rlmesh_ray.server.observe.observer_service import StatisticsService
+from rlmesh_ray.server.observe.statistics import EnvStatistics
+from rlmesh_ray.server.observe.statistics_report import observed_statistics, parse_report
+from rlmesh_ray.wire import registry_v1 as wire
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics
+
+_LOG = logging.getLogger(__name__)
+
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CHECKS = 32  # each takes a thread
+_LONGEST_QUOTE = 80
+_REPORTS_APART_S = 1.0
+_NO_REPORT = EndpointStatistics("", {})
+
+
+class PoolRegistry(Protocol):
+    """Where a registrar enters endpoints. It is called in threads, and may block.
+
+    The text of an RlmeshError that it raises is sent to the endpoint.
+    """
+
+    def check(self, endpoint_id: str, address: str) -> Any:
+        """Check an endpoint before it is entered; several may be checked at once.
+
+        Returns:
+            The finding, for ``enter``.
+
+        Raises:
+            ConfigurationError: It cannot be in the pool as it is.
+            RlmeshError: It cannot be in the pool now.
+        """
+
+    def enter(self, endpoint_id: str, address: str, found: Any) -> int:
+        """Put an endpoint into the pool, in place of a former one of that id.
+
+        Never at the same time as another call of this or ``remove``.
+
+        Returns:
+            Its incarnation.
+
+        Raises:
+            RlmeshError: As ``check`` does; the registry has not changed then.
+        """
+
+    def remove(self, endpoint_id: str) -> None:
+        """Take an endpoint out of the pool; it may come back."""
+
+    def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
+        """Record an endpoint's statistics. Called in the serving loop: it must not block."""
+
+
+class _RegistrationStream:
+    """One registration stream of an endpoint."""
+
+    def __init__(self) -> None:
+        self.request = RegistrationRequest("", "", "", 0)
+        self.address = ""
+        self.incarnation = 0
+        self.statistics: EnvStatistics | None = None
+        """Its last report."""
+        self.is_gone = False
+        self.refusal: asyncio.Future[RegistrationRefused] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """Set when the registrar ends the stream."""
+
+    def end(self, refusal: RegistrationRefused) -> None:
+        """End the stream; the endpoint receives the refusal."""
+        if not self.refusal.done():
+            self.refusal.set_result(refusal)
+
+
+class Registrar:
+    """Listens for endpoints that register themselves. Usable as a context manager.
+
+    Endpoints are checked before they are entered; see ``PoolRegistry.check``. Limits: 1,024
+    endpoints, 4 KiB a message, 10 s until the registration request; silent endpoints are removed
+    after 15 s.
+
+    Args:
+        pool: The name of the pool.
+        registry: Keeps the endpoints of the pool.
+        address: Where to listen, ``HOST:PORT`` (port 0: a free one).
+        secret: The pool's secret, from which the token that endpoints send is derived. None: no
+            token, which needs a loopback address.
+        tls: Files for TLS.
+        max_endpoints: Most endpoints at a time.
+
+    Raises:
+        ConfigurationError: An argument is wrong; the message says which and how to mend it.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        registry: PoolRegistry,
+        *,
+        address: str = "127.0.0.1:0",
+        secret: str | None = None,
+        tls: TlsSource | None = None,
+        max_endpoints: int = pool_membership.MAX_ENDPOINTS,
+    ) -> None:
+        self._pool = pool_membership.checked_name(pool, "pool")
+        self._registry = registry
+        self._id_table: EndpointIdTable[_RegistrationStream] = EndpointIdTable(max_endpoints)
+        self._turn = asyncio.Lock()
+        self._checks = asyncio.Semaphore(_MAX_CHECKS)
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.num_streams = 0
+        """How many registration streams are open, those that wait for their check included."""
+        if secret is not None:
+            TokenStore(secret)  # refuses Ray's own token, which the derived token would not show
+        token = None if secret is None else registration_token(secret)
+        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=lambda: None)
+
+    @property
+    def address(self) -> str:
+        """The address that endpoints dial; only after ``start``."""
+        return self._endpoint.address
+
+    def start(self) -> Self:
+        """Listen.
+
+        Raises:
+            ListenError: The address is in use or not this machine's.
+            LocalProtocolError: It was started or stopped before.
+        """
+        attend = grpc.stream_stream_rpc_method_handler(self._attend)
+        handlers = grpc.method_handlers_generic_handler(wire.SERVICE, {"Attend": attend})
+        statistics = StatisticsService(self._members)
+        self._endpoint.start(
+            [handlers, statistics.handlers()], max_receive_bytes=wire.MAX_REQUEST_BYTES
+        )
+        return self
+
+    def health(self) -> Health:
+        """Return whether it would take a new endpoint now."""
+        return self._endpoint.health()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Break off with all endpoints, which try to come back. Idempotent; blocks."""
+        self._endpoint.stop(grace_s)
+
+    def _members(self) -> list[EndpointStatistics]:
+        return [
+            replace(
+                _NO_REPORT if each.statistics is None else observed_statistics(each.statistics),
+                endpoint_id=each.request.endpoint_id,
+                address=each.address,
+                incarnation=each.incarnation,
+            )
+            for each in self._id_table.connections()
+        ]
+
+    async def _attend(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        stream = _RegistrationStream()
+        self.num_streams += 1
+        # Not a ``finally``: what is suspended when its call breaks off gets there late.
+        context.add_done_callback(lambda _context: self._note_end(stream))
+        answer: RegistrationAccepted | RegistrationRefused | None = await self._received(
+            stream, requests, context.peer()
+        )
+        if answer is None:
+            # It continues when the stream breaks off: the number of checks stays limited, and the
+            # calls of the registry keep their order.
+            answer = await asyncio.shield(self._check_and_enter(stream))
+        await context.write(wire.pack_registration_reply(answer))
+        if isinstance(answer, RegistrationRefused):
+            self._log_refusal(stream, answer)
+            return
+        leaving = asyncio.ensure_future(self._receive_reports(stream, requests))
+        ends: set[asyncio.Future[Any]] = {leaving, stream.refusal}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+        if stream.refusal.done():
+            await context.write(wire.pack_registration_reply(stream.refusal.result()))
+        # Before the stream ends: an endpoint that has left is out of the pool then.
+        await asyncio.shield(self._leave(stream))
+
+    async def _received(
+        self, stream: _RegistrationStream, requests: AsyncIterator[bytes], peer: str
+    ) -> RegistrationRefused | None:
+        """Read the registration request of ``peer``; return its refusal, None: it is valid."""
+        try:
+            data = await asyncio.wait_for(anext(requests), _REQUEST_TIMEOUT_S)
+            stream.request = wire.parse_registration(data)
+        except TimeoutError:
+            return _not_like_this(f"no registration request came for {_REQUEST_TIMEOUT_S:g} s")
+        except StopAsyncIteration:
+            return _not_like_this("no registration request came")
+        except CodecError as error:
+            return _not_like_this(str(error))
+        place = pool_membership.validate_registration(
+            stream.request, self._pool, pool_membership.peer_host(peer)
+        )
+        if isinstance(place, RegistrationRefused):
+            return place
+        stream.address = str(place)
+        return self._id_table.conflict(stream.request)
+
+    async def _check_and_enter(
+        self, stream: _RegistrationStream
+    ) -> RegistrationAccepted | RegistrationRefused:
+        try:
+            async with self._checks:
+                if stream.is_gone:
+                    return _GONE
+                found = await in_thread(
+                    self._registry.check, stream.request.endpoint_id, stream.address
+                )
+            return await self._enter(stream, found)
+        except RlmeshError as error:
+            return _refusal(error)
+
+    async def _enter(
+        self, stream: _RegistrationStream, found: object
+    ) -> RegistrationAccepted | RegistrationRefused:
+        endpoint_id = stream.request.endpoint_id
+        async with self._turn:
+            # Other endpoints may have come meanwhile, or this one may be gone.
+            conflict = self._id_table.conflict(stream.request)
+            if conflict is not None or stream.is_gone:
+                return conflict or _GONE
+            incarnation = await in_thread(self._registry.enter, endpoint_id, stream.address, found)
+            stream.incarnation = incarnation
+            registered = RegistrationAccepted(incarnation, stream.address)
+            former = self._id_table.register(endpoint_id, stream, registered)
+            if former is not None:
+                former.end(pool_membership.superseded_refusal(endpoint_id, stream.address))
+        _LOG.info(
+            "%s is in pool %s at %s (incarnation %d, version %r)",
+            endpoint_id,
+            self._pool,
+            stream.address,
+            incarnation,
+            stream.request.version[:_LONGEST_QUOTE],
+        )
+        return registered
+
+    async def _receive_reports(
+        self, stream: _RegistrationStream, requests: AsyncIterator[bytes]
+    ) -> None:
+        """Record the reports of an endpoint until it ends its side; malformed ones are ignored."""
+        next_s = 0.0
+        # A call that breaks off ends the iteration by an error, which is an end, too.
+        with contextlib.suppress(Exception):
+            async for data in requests:
+                now_s = asyncio.get_running_loop().time()
+                if now_s < next_s or stream.refusal.done():
+                    continue
+                next_s = now_s + _REPORTS_APART_S
+                self._note_report(stream, data)
+
+    def _note_report(self, stream: _RegistrationStream, data: bytes) -> None:
+        try:
+            stream.statistics = statistics = parse_report(data)
+        except CodecError:
+            return
+        try:
+            self._registry.note(stream.request.endpoint_id, statistics)
+        except Exception:  # noqa: BLE001  # statistics are no reason to end the registration
+            _LOG.exception("the statistics of an endpoint cannot be recorded; please report this")
+
+    def _log_refusal(self, stream: _RegistrationStream, refusal: RegistrationRefused) -> None:
+        # Endpoints with another refusal come again every few seconds.
+        is_permanent = refusal.kind is RefusalKind.NOT_LIKE_THIS
+        _LOG.log(
+            logging.WARNING if is_permanent else logging.INFO,
+            "%r at %s is refused by pool %s: %s",
+            stream.request.endpoint_id[:_LONGEST_QUOTE],
+            stream.address or "no address",
+            self._pool,
+            refusal.message,
+        )
+
+    def _note_end(self, stream: _RegistrationStream) -> None:
+        stream.is_gone = True
+        self.num_streams -= 1
+        leaving = asyncio.ensure_future(self._leave(stream))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, stream: _RegistrationStream) -> None:
+        endpoint_id = stream.request.endpoint_id
+        async with self._turn:
+            if not self._id_table.unregister(endpoint_id, stream):
+                return
+            try:
+                await in_thread(self._registry.remove, endpoint_id)
+            except RlmeshError as error:
+                _LOG.warning("%s has left pool %s, but %s", endpoint_id, self._pool, error)
+            else:
+                _LOG.info("%s has left pool %s", endpoint_id, self._pool)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _refusal(error: RlmeshError) -> RegistrationRefused:
+    is_permanent = isinstance(error, ConfigurationError)
+    return RegistrationRefused(
+        RefusalKind.NOT_LIKE_THIS if is_permanent else RefusalKind.NOT_NOW, str(error)
+    )
+
+
+def _not_like_this(message: str) -> RegistrationRefused:
+    return RegistrationRefused(RefusalKind.NOT_LIKE_THIS, message)
+
+
+_GONE = _not_like_this("the endpoint has gone")
