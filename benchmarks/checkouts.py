@@ -142,7 +142,7 @@ def _blocking_predictions(stack: ExitStack, *, rows: int) -> Turn:
     import numpy as np
 
     from rlmesh_ray import RemoteModel
-    from rlmesh_ray.spaces.contract import contract_of
+    from rlmesh_ray.spaces.gym_conversion import contract_of
 
     model = stack.enter_context(contextlib.closing(RemoteModel(_model_server(stack).address)))
     model.configure_route(replace(contract_of(gymnasium.make(CARTPOLE)), num_envs=rows))
@@ -162,7 +162,7 @@ def _predictions(stack: ExitStack, *, routes: int, is_one_stream: bool) -> Turn:
     from benchmarks.serving.frames import DIALECTS, JOIN
     from benchmarks.serving.streams import Stream, Tally
 
-    dialect = DIALECTS["rlmesh-ray"]
+    dialect = DIALECTS["ours"]
     names = tuple(f"route-{number}" for number in range(routes))
     shares = [names] if is_one_stream else [(name,) for name in names]
     tally = Tally()
