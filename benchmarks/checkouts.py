@@ -29,6 +29,7 @@ from rlmesh_ray.errors import ConfigurationError
 
 HERE, THERE = "this checkout", "the other one"
 _GOAL = Goal(f"/ {THERE} >= 0.98", 0.98)
+_UNIT = "steps or predictions/s"
 _SAMPLED_LANES = 64
 _SAMPLED_STEPS = 4_000
 
@@ -70,12 +71,12 @@ def compare(
             for number in range(rounds):
                 for name in by_turns(list(sides), number):
                     reading = _take_turn(sides[name], seconds)
-                    record.add(case, name, number, reading.answers_per_s, "per s", reading)
+                    record.add(case, name, number, reading.answers_per_s, _UNIT, reading)
         found = record.sides(case)
         sides_found = {name: found[name] for name in paths}
         compared = ratios(sides_found)
         judged = compared[f"/ {THERE}"]
-        yield [Finding("checkouts", case, "per s", sides_found, compared, _GOAL, judged)]
+        yield [Finding("checkouts", case, _UNIT, sides_found, compared, _GOAL, judged)]
 
 
 def _command(checkout: Path, case: str) -> list[str]:
@@ -94,8 +95,8 @@ def _take_turn(side: Process, seconds: float) -> Reading:
         answers_per_s=reply["answers"] / reply["seconds"],
         latencies_us=(),
         lags_us=(),
-        server_cores=0.0 if own is not None else None,
-        client_cores=() if own is None else (own,),
+        server_cores=own,
+        client_cores=(),
         other_cores=others,
     )
 

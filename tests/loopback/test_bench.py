@@ -21,7 +21,7 @@ from benchmarks.serving.targets import client_command, installed_clients
 from benchmarks.serving.turns import AskedServer, TurnsJob, ask_by_turns
 from rlmesh_ray import ModelServer
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.errors import EndpointError, UnsupportedSpaceError
+from rlmesh_ray.errors import ConfigurationError, EndpointError, UnsupportedSpaceError
 from rlmesh_ray.models.loading import CallablePolicy
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -307,3 +307,25 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_a_checkout_is_compared_with_another_one(capsys: Capture) -> None:
+    itself = str(Path(__file__).parents[2])
+
+    cases = ["--only", "step-1-tcp", "--only", "predict-8-one"]
+    assert bench("checkouts", itself, "--json", *cases, "--rounds", "2", "--seconds", "0.05") == 0
+
+    *_, result = map(json.loads, capsys.readouterr().out.splitlines())
+    found = {each["case"]: each for each in result["findings"]}
+    assert set(found) == {"step-1-tcp", "predict-8-one-stream"}
+    for each in found.values():
+        assert list(each["sides"]) == ["this checkout", "the other one"]
+        assert all(min(side["values"]) > 0 for side in each["sides"].values())
+        assert len(each["comparisons"]["/ the other one"]["values"]) == 2
+
+
+def test_what_is_no_checkout_is_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a checkout of rlmesh-ray"):
+        bench("checkouts", str(tmp_path), "--only", "step-1-tcp")
+    with pytest.raises(typer.BadParameter, match="no case begins so; there are step-1-grpc"):
+        bench("checkouts", str(tmp_path), "--only", "walk")
