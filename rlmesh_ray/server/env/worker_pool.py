@@ -248,18 +248,20 @@ class WorkerPool:
                 await in_thread(worker.close, _LEAVE_TIMEOUT_S)
             else:
                 await in_thread(worker.kill, spares_others=True)
+            # Simulators that the environment has not ended end with the process, and so do threads
+            # that hang. In a process of several sessions they may be another session's.
+            is_alone = self._sessions_per_worker == 1
+            if place is not None and (
+                place.is_stuck or (is_alone and await in_thread(worker.has_children))
+            ):
+                await in_thread(place.end, 0.0, spares_others=True)
+                place = None
         finally:
             self._out.discard(worker)
             self._ending.discard(worker)
+            # The session that waits for this place takes the spare that starts below, so nothing
+            # is awaited in between.
             self.num_sessions -= 1
-        # Simulators that the environment has not ended end with the process, and so do threads
-        # that hang. In a process of several sessions they may be another session's.
-        is_alone = self._sessions_per_worker == 1
-        if place is not None and (
-            place.is_stuck or (is_alone and await in_thread(worker.has_children))
-        ):
-            await in_thread(place.end, 0.0, spares_others=True)
-            place = None
         if self._needs_spare():  # not before: two environments at a time may want the same device
             self._leave(in_thread(self._start, place))
         elif place is not None:

@@ -117,9 +117,9 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     return threads
 
 
-def started(sessions_per_worker: int = 1) -> WorkerPool:
+def started(sessions_per_worker: int = 1, max_sessions: int = 9) -> WorkerPool:
     source: Any = SimpleNamespace(observer=None, can_recreate=True, description="env")
-    pool = WorkerPool(source, ValidationMode.WARN, 9, sessions_per_worker)
+    pool = WorkerPool(source, ValidationMode.WARN, max_sessions, sessions_per_worker)
     pool.start()
     return pool
 
@@ -153,6 +153,30 @@ def test_two_sessions_that_end_together_start_one_spare(threads: Threads) -> Non
         assert spare.host is first.host
 
     asyncio.run(run())
+
+
+def test_a_session_that_comes_while_another_one_ends_gets_its_process(threads: Threads) -> None:
+    async def run() -> None:
+        pool = started(max_sessions=1)
+        (worker,) = await taken(pool, threads, 1)
+        pool.release(worker, is_idle=True)
+        await settled()
+        await threads.run("join", "close")
+        waiting = asyncio.ensure_future(_reserved(pool))
+        await settled()
+        assert threads.names == ["has_children"]  # no other process starts
+        await threads.run("has_children", "_start")
+
+        taken_over: Any = await waiting
+        assert taken_over.host is worker.host
+        assert threads.names == []
+
+    asyncio.run(run())
+
+
+async def _reserved(pool: WorkerPool) -> Any:
+    await pool.reserve()
+    return await pool.take()
 
 
 def test_a_place_that_is_not_needed_leaves_the_process_to_other_sessions(threads: Threads) -> None:
