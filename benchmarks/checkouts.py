@@ -10,6 +10,7 @@ Python imports from.
 
 import asyncio
 import contextlib
+import gc
 import selectors
 import sys
 import time
@@ -200,13 +201,7 @@ def _model_server(stack: ExitStack) -> Server:
 def _samples(stack: ExitStack, *, inference: str, sessions_per_worker: int) -> Turn:
     import ray
 
-    from benchmarks.sampling.run import (
-        RunnerTask,
-        freeze_heap,
-        sample_for,
-        sampling_runner,
-        start_ray,
-    )
+    from benchmarks.sampling.run import RunnerTask, sample_for, sampling_runner, start_ray
     from benchmarks.stepping.targets import OUR_SERVER
 
     spec = ServerSpec(CARTPOLE, _SAMPLED_LANES // 2, sessions_per_worker=sessions_per_worker)
@@ -226,7 +221,8 @@ def _samples(stack: ExitStack, *, inference: str, sessions_per_worker: int) -> T
     )
     runner: Any = sampling_runner(task)
     stack.callback(runner.stop)
-    freeze_heap()
+    gc.collect()
+    gc.freeze()  # as on a remote runner
     # In one call there are more batches than inference="auto" compares.
     sample_for(runner, 0.0, _SAMPLED_STEPS)
     return lambda seconds: sample_for(runner, seconds, _SAMPLED_STEPS)
