@@ -251,9 +251,7 @@ def test_stopping_an_endpoint_whose_clients_are_idle_takes_no_grace() -> None:
 @pytest.mark.parametrize(
     ("command", "path"),
     [
-        pytest.param(
-            ["serve-env", "CartPole-v1", "--step-grace", "2"], ENV, marks=pytest.mark.nightly
-        ),
+        pytest.param(["serve-env", "CartPole-v1"], ENV, marks=pytest.mark.nightly),
         (["serve-model", "policy:act"], MODEL),
     ],
 )
