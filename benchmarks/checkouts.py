@@ -16,17 +16,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import grpc
+import gymnasium
+import numpy as np
 
 from benchmarks.control import say
 from benchmarks.findings import Finding, Goal
 from benchmarks.machine import work_of
 from benchmarks.processes import Process, Reading, Server, busy
 from benchmarks.record import Note, Record, by_turns, ratios
+from benchmarks.serving.closed_loop import ask_by_turns
+from benchmarks.serving.frames import DIALECTS, JOIN
+from benchmarks.serving.streams import Stream, Tally
 from benchmarks.stepping.specs import CARTPOLE, ServerSpec
+from benchmarks.stepping.targets import OUR_SERVER
+from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.gym_conversion import contract_of
 
 HERE, THERE = "this checkout", "the other one"
 _GOAL = Goal(f"/ {THERE} >= 0.98", 0.98)
@@ -118,9 +129,6 @@ def _timed(step: Callable[[], int]) -> Turn:
 
 
 def _steps(stack: ExitStack, *, num_envs: int, transport: str) -> Turn:
-    from benchmarks.stepping.targets import OUR_SERVER
-    from rlmesh_ray import RemoteVectorEnv
-
     spec = ServerSpec(CARTPOLE, num_envs)
     server = stack.enter_context(Server("the endpoint", [*OUR_SERVER, spec.to_line()]))
     remote = stack.enter_context(
@@ -138,14 +146,6 @@ def _steps(stack: ExitStack, *, num_envs: int, transport: str) -> Turn:
 
 
 def _blocking_predictions(stack: ExitStack, *, rows: int) -> Turn:
-    from dataclasses import replace
-
-    import gymnasium
-    import numpy as np
-
-    from rlmesh_ray import RemoteModel
-    from rlmesh_ray.spaces.gym_conversion import contract_of
-
     model = stack.enter_context(contextlib.closing(RemoteModel(_model_server(stack).address)))
     model.configure_route(replace(contract_of(gymnasium.make(CARTPOLE)), num_envs=rows))
     observations = np.zeros((rows, 4), np.float32)
@@ -158,12 +158,6 @@ def _blocking_predictions(stack: ExitStack, *, rows: int) -> Turn:
 
 
 def _predictions(stack: ExitStack, *, routes: int, is_one_stream: bool) -> Turn:
-    import grpc
-
-    from benchmarks.serving.closed_loop import ask_by_turns
-    from benchmarks.serving.frames import DIALECTS, JOIN
-    from benchmarks.serving.streams import Stream, Tally
-
     dialect = DIALECTS["ours"]
     names = tuple(f"route-{number}" for number in range(routes))
     shares = [names] if is_one_stream else [(name,) for name in names]
@@ -199,10 +193,9 @@ def _model_server(stack: ExitStack) -> Server:
 
 
 def _samples(stack: ExitStack, *, inference: str, sessions_per_worker: int) -> Turn:
-    import ray
+    import ray  # and torch: only where a case samples
 
     from benchmarks.sampling.run import RunnerTask, sample_for, sampling_runner, start_ray
-    from benchmarks.stepping.targets import OUR_SERVER
 
     spec = ServerSpec(CARTPOLE, _SAMPLED_LANES // 2, sessions_per_worker=sessions_per_worker)
     server = stack.enter_context(Server("the endpoint", [*OUR_SERVER, spec.to_line()]))
