@@ -5,9 +5,8 @@ import math
 from rlmesh_ray.cli.local_ray import missing_packages
 from rlmesh_ray.errors import install_command
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import EnvContract, space_lines
 from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, agents_from_metadata
-from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,

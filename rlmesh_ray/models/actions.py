@@ -27,9 +27,8 @@ from rlmesh_ray.spaces.batch import (
     leaves,
     unflatten,
 )
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import EnvContract, describe_difference
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DiscreteSpec,

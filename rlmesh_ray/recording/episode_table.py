@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rlmesh_ray.spaces.leaves import Column, Leaf
+from rlmesh_ray.spaces.spec import Column, Leaf
 
 _LARGEST_LIST = 64
 

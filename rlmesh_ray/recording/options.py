@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
-from rlmesh_ray.spaces.leaves import Leaf, leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Leaf, SpaceSpec, leaves
 
 AUTO, RENDER, NO_VIDEO = "auto", "render", "none"
 MAX_GB = 10.0

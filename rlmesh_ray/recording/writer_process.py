@@ -28,7 +28,7 @@ from rlmesh_ray.recording.episode_table import arrow_array, schema
 from rlmesh_ray.recording.options import has_channels_first, picture_position
 from rlmesh_ray.recording.recorder import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
-from rlmesh_ray.spaces.leaves import Leaf, leaves
+from rlmesh_ray.spaces.spec import Leaf, leaves
 
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256

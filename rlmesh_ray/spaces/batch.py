@@ -16,8 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.spaces.leaves import Column, Leaf, Path, leaves, path_name
-from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, SpaceSpec, TupleSpec
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    Column,
+    DictSpec,
+    DiscreteSpec,
+    Leaf,
+    Path,
+    SpaceSpec,
+    TupleSpec,
+    leaves,
+    path_name,
+)
 
 __all__ = [
     "Column",

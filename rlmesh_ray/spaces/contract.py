@@ -1,12 +1,26 @@
-"""EnvContract: the description of an environment that its endpoint sends in the handshake."""
+"""EnvContract: the description of an environment that its endpoint sends in the handshake.
+
+The contract, its spaces and the differences between two of them are described for people, too.
+"""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.spaces.space_description import describe_difference
-from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
 
 
 class AutoresetMode(enum.Enum):
@@ -81,3 +95,153 @@ def space_difference(expected: EnvContract, found: EnvContract) -> str:
         for contract in (expected, found)
     )
     return describe_difference(own, other)
+
+
+# --- descriptions of spaces, and of the differences between two of them ---
+
+_MOST_DIFFERENCES = 4
+_MOST_CHARACTERS = 80
+
+
+def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
+    """Return one line for each leaf: its path in the space, and its kind, shape and bounds."""
+    if isinstance(spec, DictSpec):
+        return [
+            line
+            for key, part in spec.items
+            for line in space_lines(part, f"{name}.{key}" if name else key)
+        ]
+    if isinstance(spec, TupleSpec):
+        return [
+            line
+            for index, part in enumerate(spec.items)
+            for line in space_lines(part, f"{name}.{index}" if name else str(index))
+        ]
+    return [f"{name}: {_leaf_text(spec)}" if name else _leaf_text(spec)]
+
+
+def describe_difference(expected: SpaceSpec, found: SpaceSpec) -> str:
+    """Return the differences of two spaces, as part of a sentence; empty where they are equal.
+
+    Args:
+        expected: The space of this side.
+        found: The space of the peer.
+    """
+    first: list[str] = []
+    rest = 0
+    for path, text in _differences(expected, found, ()):
+        if len(first) < _MOST_DIFFERENCES:
+            first.append(f"{'.'.join(path)}: {text}" if path else text)
+        else:
+            rest += 1
+    if rest:
+        first.append(f"and {rest} more differences")
+    return "; ".join(first)
+
+
+_Path = tuple[str, ...]
+
+
+def _differences(expected: SpaceSpec, found: SpaceSpec, path: _Path) -> Iterator[tuple[_Path, str]]:
+    if expected == found:
+        return
+    if type(expected) is not type(found):
+        yield path, _instead(_kind(found), _kind(expected))
+    elif isinstance(expected, DictSpec | TupleSpec) and isinstance(found, DictSpec | TupleSpec):
+        yield from _part_differences(_parts(expected), _parts(found), path)
+    else:
+        for name, own, other in _leaf_differences(expected, found):
+            yield path, f"{name} {_instead(other, own)}"
+
+
+def _part_differences(
+    expected: dict[str, SpaceSpec], found: dict[str, SpaceSpec], path: _Path
+) -> Iterator[tuple[_Path, str]]:
+    for key in [*expected, *(key for key in found if key not in expected)]:
+        if key not in found:
+            yield path, f"{key!r} is missing"
+        elif key not in expected:
+            yield path, f"{key!r} is not expected"
+        else:
+            yield from _differences(expected[key], found[key], (*path, key))
+    if set(expected) == set(found) and list(expected) != list(found):
+        yield path, f"the keys stand in the order {_instead(', '.join(found), ', '.join(expected))}"
+
+
+def _leaf_differences(expected: SpaceSpec, found: SpaceSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield each differing attribute of two leaves of one kind: name, expected and found value."""
+    for name in expected.__dataclass_fields__:
+        own, other = getattr(expected, name), getattr(found, name)
+        if own != other and not isinstance(own, bytes):
+            yield name, str(own) or "''", str(other) or "''"
+    if not (isinstance(expected, BoxSpec) and isinstance(found, BoxSpec)):
+        return
+    if expected.shape == found.shape:
+        yield from _bound_difference("low", expected.bounds()[0], found.bounds()[0])
+        yield from _bound_difference("high", expected.bounds()[1], found.bounds()[1])
+
+
+def _bound_difference(
+    name: str, own: NDArray[np.generic], other: NDArray[np.generic]
+) -> Iterator[tuple[str, str, str]]:
+    # Specs compare bounds as bytes: 0.0 and -0.0 are different bounds.
+    is_other = (own != other) | (np.signbit(own) != np.signbit(other))
+    places = np.argwhere(is_other)
+    if not len(places):
+        return
+    place = tuple(places[0].tolist())
+    is_everywhere = len(places) == own.size and _is_uniform(own) and _is_uniform(other)
+    if not is_everywhere:
+        name += f"[{', '.join(map(str, place))}]"
+    if not is_everywhere and len(places) > 1:
+        name += f" (and {len(places) - 1} more of its elements)"
+    yield name, str(own[place]), str(other[place])
+
+
+def _is_uniform(values: NDArray[np.generic]) -> bool:
+    return bool((values == values.flat[0]).all())
+
+
+def _instead(found: str, expected: str) -> str:
+    return f"{_cut(found)} where {_cut(expected)} is expected"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _parts(spec: DictSpec | TupleSpec) -> dict[str, SpaceSpec]:
+    if isinstance(spec, DictSpec):
+        return dict(spec.items)
+    return {str(index): part for index, part in enumerate(spec.items)}
+
+
+def _kind(spec: SpaceSpec) -> str:
+    if isinstance(spec, DictSpec | TupleSpec):
+        return f"{type(spec).__name__.removesuffix('Spec')} of {', '.join(_parts(spec))}"
+    return _leaf_text(spec)
+
+
+def _leaf_text(spec: SpaceSpec) -> str:
+    match spec:
+        case BoxSpec(shape, dtype):
+            low, high = spec.bounds()
+            if low.size == 0:
+                return f"Box {_shape(shape)} {dtype}"
+            if len({*low.flat}) > 1 or len({*high.flat}) > 1:
+                return f"Box {_shape(shape)} {dtype}, each element with its own bounds"
+            return f"Box {_shape(shape)} {dtype} within [{low.flat[0]:g}, {high.flat[0]:g}]"
+        case DiscreteSpec(n, start, _):
+            return f"Discrete {start}…{start + n - 1}"
+        case MultiBinarySpec():
+            return f"MultiBinary {_shape(spec.shape)}"
+        case MultiDiscreteSpec(nvec, shape, _):
+            return f"MultiDiscrete {_shape(shape)} below {', '.join(map(str, nvec))}"
+        case TextSpec(shortest, longest, charset):
+            letters = f"{len(charset)} characters" if charset else "any character"
+            return f"Text of length {shortest}…{longest}, {letters}"
+    raise TypeError(f"{type(spec).__name__} is not a leaf")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"

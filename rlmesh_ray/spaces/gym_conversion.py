@@ -12,7 +12,6 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.leaves import Path, leaves, path_name
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_COUNTS,
@@ -26,9 +25,12 @@ from rlmesh_ray.spaces.spec import (
     DiscreteSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
+    Path,
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    leaves,
+    path_name,
 )
 
 _INT64_MAX = 2**63 - 1

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.leaves import Leaf, leaves, with_leaves
-from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
+from rlmesh_ray.spaces.spec import BoxSpec, Leaf, SpaceSpec, leaves, with_leaves
 
 Size = tuple[int, int]
 """Height and width, in pixels."""

@@ -16,15 +16,16 @@ from typing import Any, assert_never
 import numpy as np
 
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.leaves import Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
     DiscreteSpec,
+    Leaf,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    leaves,
 )
 
 OBSERVATIONS = "observations"

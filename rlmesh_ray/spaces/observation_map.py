@@ -20,7 +20,6 @@ from rlmesh_ray.errors import ConfigurationError, ConformanceError, ContractMism
 from rlmesh_ray.files import read_file
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.images import resize_images
-from rlmesh_ray.spaces.leaves import leaves, with_leaves
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_DEPTH,
@@ -32,6 +31,8 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    leaves,
+    with_leaves,
 )
 
 BARE = "observation"

@@ -15,19 +15,21 @@ from typing import Any, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.batch import coerce, flatten
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
+    Column,
     DiscreteSpec,
+    Leaf,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    leaves,
 )
 from rlmesh_ray.spaces.vector_infos import lane_entries
+
+from rlmesh_ray.spaces.batch import coerce, flatten
 
 _FEW = 1024
 """Up to this many numbers, a dot product takes half the time of a minimum."""

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rlmesh_ray.spaces.batch import concatenate, split
-from rlmesh_ray.spaces.leaves import Column
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Column, SpaceSpec
 
 
 class BatchCodec(Protocol):

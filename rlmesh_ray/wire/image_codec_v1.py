@@ -36,8 +36,7 @@ from rlmesh_ray.spaces.images import (
     resize_images,
     resized_space,
 )
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
-from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
+from rlmesh_ray.spaces.spec import Column, DictSpec, Leaf, SpaceSpec, TupleSpec, leaves
 from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.validation import check_column

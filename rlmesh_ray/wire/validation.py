@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     MAX_DEPTH,
     MAX_LANE_BYTES,
@@ -21,11 +20,14 @@ from rlmesh_ray.spaces.spec import (
     MAX_RANK,
     PART_CHARACTERS,
     BoxSpec,
+    Column,
     DiscreteSpec,
+    Leaf,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    leaves,
 )
 from rlmesh_ray.spaces.validation import extremes
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES

@@ -17,7 +17,7 @@ from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.protocol.messages import EnvRequest, Reset, Step
-from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
+from rlmesh_ray.spaces.vector_infos import LEFT_OUT_KEY
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values

@@ -22,7 +22,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import leaves
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.loopback.ports import plain_channel

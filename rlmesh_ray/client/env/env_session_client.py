@@ -25,7 +25,7 @@ from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageCodec, ImageOptions, Resize
-from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces.spec import Column
 from rlmesh_ray.transport.direct_connection import Pictures
 
 

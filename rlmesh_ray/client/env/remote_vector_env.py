@@ -34,12 +34,11 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT, NDARRAY, PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import coerce, flatten, leaves, unflatten
-from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.multi_agent import agents_from_metadata
 from rlmesh_ray.spaces.validation import WARNING_KEY, coerce_batch, structure_checker
-from rlmesh_ray.spaces.vector_infos import lane_info, merged_infos, with_arrays
+from rlmesh_ray.spaces.vector_infos import LEFT_OUT_KEY, lane_info, merged_infos, with_arrays
 from rlmesh_ray.transport.direct_connection import Pictures
 from rlmesh_ray.wire.lane_calls_v1 import LaneCall, pack_call
 

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError, ConfigurationError, ConformanceError
 from rlmesh_ray.spaces.batch import as_array, coerce
-from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
-from rlmesh_ray.spaces.space_description import space_lines
-from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
+from rlmesh_ray.spaces.contract import EnvContract, space_lines
+from rlmesh_ray.spaces.spec import DTYPES, Column, Leaf, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.wire import msgpack_values
 from rlmesh_ray.wire.batch_codec import join_each, split_each

@@ -25,8 +25,7 @@ from rlmesh_ray.spaces.batch import (
     split,
     unflatten,
 )
-from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Leaf
+from rlmesh_ray.spaces.contract import EnvContract, space_lines
 from rlmesh_ray.spaces.multi_agent import (
     ALL_AGENTS,
     OBSERVATIONS,
@@ -35,8 +34,7 @@ from rlmesh_ray.spaces.multi_agent import (
     filler_of_leaf,
     lane_observation_space,
 )
-from rlmesh_ray.spaces.space_description import space_lines
-from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
+from rlmesh_ray.spaces.spec import DictSpec, Leaf, SpaceSpec, TupleSpec
 
 COMMON_INFO = "__common__"
 """RLlib's key of the infos that belong to no agent."""

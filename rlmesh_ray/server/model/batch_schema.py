@@ -23,8 +23,7 @@ from rlmesh_ray.spaces.batch import (
     unflatten,
 )
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.wire.batch_codec import BatchCodecs, join_each, split_each
 

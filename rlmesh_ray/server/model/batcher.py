@@ -48,9 +48,8 @@ from rlmesh_ray.server.model.model_options import (
 from rlmesh_ray.server.model.policy_executor import PolicyExecutor, Work, result_or_error
 from rlmesh_ray.server.observe.counters import SessionCounters
 from rlmesh_ray.server.observe.statistics import ModelStatistics
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import EnvContract, space_lines
 from rlmesh_ray.spaces.images import image_leaves
-from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
 _FULL_ROUND = 8

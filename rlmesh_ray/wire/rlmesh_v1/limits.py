@@ -8,8 +8,7 @@ get a fixed allowance.
 import math
 
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, SpaceSpec, TextSpec, TupleSpec
+from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, SpaceSpec, TextSpec, TupleSpec, leaves
 
 DEFAULT_MESSAGE_BYTES = 2**28
 """Limit where no contract is known."""

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.bounded_repr import (
+from rlmesh_ray.spaces.spec import DTYPES, MAX_RANK
+from rlmesh_ray.spaces.vector_infos import (
     CONTAINERS,
     LEFT_OUT_KEY,
     bounded_repr,
@@ -24,7 +25,6 @@ from rlmesh_ray.spaces.bounded_repr import (
     left_out_notice,
     type_repr,
 )
-from rlmesh_ray.spaces.spec import DTYPES, MAX_RANK
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
 from rlmesh_ray.wire.protobuf import as_utf8
 

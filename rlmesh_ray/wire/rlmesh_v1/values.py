@@ -13,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     BoxSpec,
+    Column,
     DictSpec,
     DiscreteSpec,
+    Leaf,
     LeafSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    leaves,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
 from rlmesh_ray.wire.batch_codec import BatchCodec

@@ -15,8 +15,8 @@ from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.multi_agent import filler, filler_of_leaf
+from rlmesh_ray.spaces.spec import leaves
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 
 POINT = spaces.Box(2.0, 3.0, (2,), np.float32)

@@ -12,8 +12,8 @@ from rlmesh_ray.envs.reply_limits import (
     limit_reply,
 )
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
-from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
+from rlmesh_ray.spaces.vector_infos import LEFT_OUT_KEY
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire.rlmesh_v1.meta import MAX_NODES
 

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from rlmesh_ray.envs.vector_host import checked, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import leaves
 from rlmesh_ray.spaces.validation import (
     Checker,
     ConformanceWarning,

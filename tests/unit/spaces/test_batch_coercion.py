@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import coerce, drop_unit_axis
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
-from rlmesh_ray.spaces.leaves import Leaf, leaves
+from rlmesh_ray.spaces.spec import Leaf, leaves
 
 
 def leaf_of(space: Space) -> Leaf:

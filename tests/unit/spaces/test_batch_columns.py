@@ -13,8 +13,7 @@ from rlmesh_ray.spaces.batch import (
     split,
     write_lane_values,
 )
-from rlmesh_ray.spaces.leaves import Leaf, leaves
-from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, Leaf, leaves
 
 
 def test_what_was_joined_comes_apart_again() -> None:

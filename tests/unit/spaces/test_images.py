@@ -22,8 +22,7 @@ from rlmesh_ray.spaces.images import (
     resize_images,
     resized_space,
 )
-from rlmesh_ray.spaces.leaves import Leaf, leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Leaf, SpaceSpec, leaves
 
 
 def box(*shape: int, low: float = 0, high: float = 255, dtype: Any = np.uint8) -> spaces.Box:

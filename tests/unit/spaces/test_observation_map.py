@@ -11,9 +11,8 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, ContractMismatchError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
-from rlmesh_ray.spaces.spec import BoxSpec
+from rlmesh_ray.spaces.spec import BoxSpec, leaves
 from rlmesh_ray.spaces.validation import Checker, ValidationMode, coerce_batch
 from tests.odd_files import IRREGULAR, put
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
-from rlmesh_ray.spaces.leaves import Column, leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import Checker, ValidationMode, Violation, coerce_batch, has_nan
 from rlmesh_ray.testing.strategies import batches, gymnasium_spaces
 

@@ -58,9 +58,8 @@ from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import (
     Checker,
     ConformanceWarning,

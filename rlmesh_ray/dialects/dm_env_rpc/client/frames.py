@@ -18,7 +18,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 )
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.spaces.bounded_repr import bounded_repr
+from rlmesh_ray.spaces.vector_infos import bounded_repr
 from rlmesh_ray.wire.protobuf import varint
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}

@@ -34,7 +34,7 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
-from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces.spec import Column
 
 
 def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:

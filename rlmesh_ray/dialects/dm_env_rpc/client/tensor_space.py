@@ -28,7 +28,6 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 )
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (
     MAX_DEPTH,
     MAX_LANE_BYTES,
@@ -41,6 +40,7 @@ from rlmesh_ray.spaces.spec import (
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    leaves,
 )
 from rlmesh_ray.spaces.validation import extremes
 

@@ -28,7 +28,7 @@ from rlmesh_ray.server.endpoint.idle_timeout import IdleTimeout
 from rlmesh_ray.server.env.env_dialects import DialectService
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import leaves
 from rlmesh_ray.wire.protobuf import as_utf8, parse
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 

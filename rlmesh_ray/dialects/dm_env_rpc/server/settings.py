@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, kind_of, unpack_tensor
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.bounded_repr import CONTAINERS, bounded_repr
+from rlmesh_ray.spaces.vector_infos import CONTAINERS, bounded_repr
 
 MAX_ELEMENTS = 2**20
 """Limit for all settings of a request."""

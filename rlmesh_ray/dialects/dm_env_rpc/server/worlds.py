@@ -47,8 +47,8 @@ from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
+from rlmesh_ray.spaces.spec import Column, leaves
 
 _LOG = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import message
 from rlmesh_ray.spaces import multi_agent
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, Path, leaves
+from rlmesh_ray.spaces.spec import Column, Path, leaves
 from rlmesh_ray.wire.protobuf import varint
 
 # A single one of these is a Python number in the message.

@@ -31,8 +31,14 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Leaf, Path
-from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DiscreteSpec,
+    Leaf,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    Path,
+)
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire.protobuf import field, varint
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto

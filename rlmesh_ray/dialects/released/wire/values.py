@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
-from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
+from rlmesh_ray.spaces.spec import DTYPES, Column, Leaf, SpaceSpec, leaves
 from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 from rlmesh_ray.wire.protobuf import varint, varint_at
 from rlmesh_ray.wire.validation import check_column, check_size

@@ -16,8 +16,7 @@ from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.models.rllib.forward import OUTPUT, distribution_of, is_epsilon_greedy
 from rlmesh_ray.spaces.batch import coerce
-from rlmesh_ray.spaces.leaves import Leaf
-from rlmesh_ray.spaces.spec import BoxSpec
+from rlmesh_ray.spaces.spec import BoxSpec, Leaf
 
 RLLINK_KEY = "rlmesh_ray_rllink"
 """Where the plan stands in ``config.env_config``."""

@@ -12,8 +12,7 @@ from rlmesh_ray.dialects.openpi import wire
 from rlmesh_ray.dialects.openpi.wire import decode_actions, encode_observations, pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.leaves import Column
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import Column, SpaceSpec
 
 
 def box(*shape: int, dtype: Any = np.float32) -> gymnasium.Space[Any]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
+from rlmesh_ray.spaces.vector_infos import LEFT_OUT_KEY
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.strategies import arrays, damaged, plain_infos
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb

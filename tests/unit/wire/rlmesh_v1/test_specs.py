@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError, UnsupportedSpaceError
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (
     MAX_LANE_BYTES,
     BoxSpec,
@@ -18,6 +17,7 @@ from rlmesh_ray.spaces.spec import (
     MultiBinarySpec,
     MultiDiscreteSpec,
     TextSpec,
+    leaves,
 )
 from rlmesh_ray.testing.strategies import damaged, gymnasium_spaces
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb

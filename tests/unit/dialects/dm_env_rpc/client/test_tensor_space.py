@@ -25,8 +25,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import SpaceSpec, leaves
 
 DISCRETE = from_gymnasium(spaces.Discrete(2))
 ALL = DmEnvRpcSettings()

@@ -26,8 +26,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import SpaceSpec, leaves
 from rlmesh_ray.testing.strategies import gymnasium_spaces
 
 

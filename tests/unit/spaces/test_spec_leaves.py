@@ -2,7 +2,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.leaves import leaves, path_name
+from rlmesh_ray.spaces.spec import leaves, path_name
 
 
 def test_leaves_come_depth_first_in_the_order_of_the_spec() -> None:

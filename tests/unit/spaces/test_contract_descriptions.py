@@ -4,8 +4,8 @@ import gymnasium.spaces as gs
 import numpy as np
 import pytest
 
+from rlmesh_ray.spaces.contract import describe_difference, space_lines
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.space_description import describe_difference, space_lines
 
 SPACES: list[tuple[gs.Space[Any], str]] = [
     (gs.Box(-1.0, 2.0, (3, 2), np.float32), "Box (3, 2) float32 within [-1, 2]"),
