@@ -8,28 +8,30 @@ them for clients (edition 2026.06, "Conformance warnings").
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Self, assert_never
+from typing import Any, NoReturn, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
+from rlmesh_ray.spaces.batch import coerce, flatten
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     Column,
+    DictSpec,
     DiscreteSpec,
     Leaf,
     MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    TupleSpec,
     leaves,
 )
 from rlmesh_ray.spaces.vector_infos import lane_entries
-
-from rlmesh_ray.spaces.batch import coerce, flatten
 
 _FEW = 1024
 """Up to this many numbers, a dot product takes half the time of a minimum."""
@@ -85,6 +87,8 @@ def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
     Raises:
         ConformanceError: Wrong structure or shape, or a number that its dtype cannot hold.
     """
+    if not isinstance(spec, (DictSpec, TupleSpec)):
+        return [coerce(leaves(spec)[0], value, num_lanes)]
     parts = zip(leaves(spec), flatten(spec, value), strict=True)
     return [coerce(leaf, part, num_lanes) for leaf, part in parts]
 
@@ -98,9 +102,11 @@ class Checker:
     """
 
     def __init__(self, leaves_: Sequence[Leaf], validation: ValidationMode) -> None:
-        self._rules = [_rule(leaf) for leaf in leaves_]
+        is_range_checked = validation is not ValidationMode.OFF
+        rules = [_rule(leaf, is_range_checked) for leaf in leaves_]
+        # Leaves of which every value is allowed are left out.
+        self._rules = [(place, *rule) for place, rule in enumerate(rules) if rule]
         self._is_strict = validation is ValidationMode.STRICT
-        self._is_range_checked = validation is not ValidationMode.OFF
 
     def check(self, columns: Sequence[Column]) -> list[Violation]:
         """Check a batch.
@@ -117,8 +123,9 @@ class Checker:
                 its range (``"range"``).
         """
         violations: list[Violation] = []
-        for rule, column in zip(self._rules, columns, strict=True):
-            violations += rule.violations(column, is_range_checked=self._is_range_checked)
+        for place, is_broken, explain in self._rules:
+            if is_broken(columns[place]):
+                violations += explain(columns[place])
         if violations and self._is_strict:
             raise _rejected(violations[0])
         return violations
@@ -156,120 +163,132 @@ def structure_checker(spec: SpaceSpec) -> Checker:
     return Checker(leaves(spec), ValidationMode.OFF)
 
 
-@dataclass(frozen=True, slots=True)
-class _IntervalRule:
-    """Bounds of an array leaf; None on a side where every value of the dtype is allowed."""
-
-    path: str
-    low: Any
-    high: Any
-    is_domain: bool
-    """Whether a value outside is a structural violation (as for Discrete) or a range violation."""
-    can_be_nan: bool
-    is_uniform: bool
-    """Whether the bounds are numbers that hold for every element; arrays otherwise."""
-
-    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]:
-        is_bounded = self.low is not None or self.high is not None
-        is_checked = is_bounded and (is_range_checked or self.is_domain)
-        # NaN is outside every interval: one comparison finds it, too.
-        if is_checked and self._holds(column):
-            return []
-        if self.can_be_nan and has_nan(column):
-            lane, where = _where(np.isnan(column))
-            raise ConformanceError("structure", self.path, f"is NaN ({where})", lane)
-        if not is_checked:
-            return []
-        lane, message = self._message(column)
-        if self.is_domain:
-            raise ConformanceError("structure", self.path, message, lane)
-        return [Violation("range", self.path, message, lane)]
-
-    def _holds(self, column: NDArray[Any]) -> bool:
-        if self.is_domain and self.is_uniform and column.size == 1:
-            return bool(self.low <= column.item() <= self.high)
-        if self.is_uniform and column.size:
-            return (self.low is None or bool(_least(column) >= self.low)) and (
-                self.high is None or bool(np.maximum.reduce(column, axis=None) <= self.high)
-            )
-        # On small arrays count_nonzero takes a third of the time of all(), which is Python code.
-        return (self.low is None or np.count_nonzero(column >= self.low) == column.size) and (
-            self.high is None or np.count_nonzero(column <= self.high) == column.size
-        )
-
-    def _message(self, column: NDArray[Any]) -> tuple[int, str]:
-        """Return lane and description of the first element outside the bounds; none is NaN."""
-        bound, word, is_outside = self.low, "below", np.zeros(column.shape, np.bool_)
-        if self.low is not None:
-            is_outside = column < self.low
-        if not is_outside.any():
-            bound, word, is_outside = self.high, "above", column > self.high
-        index = np.unravel_index(int(is_outside.argmax()), column.shape)
-        limit = np.broadcast_to(bound, column.shape)[index]
-        lane, where = _where(is_outside)
-        return lane, f"{column[index]} is {word} {limit} ({where})"
-
-
-@dataclass(frozen=True, slots=True)
-class _TextRule:
-    """Length and alphabet of a Text leaf."""
-
-    path: str
-    min_length: int
-    max_length: int
-    charset: frozenset[str]
-    """Empty: every character is allowed."""
-
-    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]:
-        if not is_range_checked:
-            return []
-        by_kind: dict[str, Violation] = {}
-        for lane, text in enumerate(column):
-            for kind, message in self._of_one(text):
-                found = Violation(kind, self.path, f"{message} (lane {lane})", lane)
-                by_kind.setdefault(kind, found)
-        return list(by_kind.values())
-
-    def _of_one(self, text: str) -> list[tuple[str, str]]:
-        found = []
-        if not self.min_length <= len(text) <= self.max_length:
-            expected = f"{self.min_length} to {self.max_length}"
-            found.append(("length", f"has {len(text)} characters, expected {expected}"))
-        if self.charset and not self.charset.issuperset(text):
-            other = next(char for char in text if char not in self.charset)
-            found.append(("charset", f"{other!r} is not in the charset"))
-        return found
+_IsBroken = Callable[[Any], bool]
+"""Whether a column has a value that is not allowed: one call, since it looks at every batch."""
+_Explain = Callable[[Any], list[Violation]]
+"""Returns the range violations of a column that breaks its rule; raises ConformanceError."""
 
 
 @lru_cache(maxsize=1024)
-def _rule(leaf: Leaf) -> _IntervalRule | _TextRule:
+def _rule(leaf: Leaf, is_range_checked: bool) -> tuple[_IsBroken, _Explain] | None:
+    """Return the rule of a leaf; None where every value of its dtype is allowed."""
     spec, dtype = leaf.spec, leaf.dtype
     match spec:
         case BoxSpec():
-            lows, highs = spec.bounds()
-            least, greatest = extremes(lows.dtype)
-            low = _bound(lows, spec.low, least)
-            high = _bound(highs, spec.high, greatest)
-            can_be_nan = lows.dtype.kind == "f"
-            return _interval(leaf, low, high, is_domain=False, can_be_nan=can_be_nan)
+            return _box_rule(leaf.name, spec, is_range_checked)
         case DiscreteSpec():
-            return _interval(leaf, spec.start, spec.start + spec.n - 1)
+            return _domain_rule(leaf.name, spec.start, spec.start + spec.n - 1)
         case MultiDiscreteSpec():
             highest = np.array(spec.nvec, dtype).reshape(spec.shape) - 1
-            return _interval(leaf, 0, highest.astype(dtype))
+            return _domain_rule(leaf.name, 0, highest.astype(dtype))
         case MultiBinarySpec():
-            return _interval(leaf, 0, 1)
+            return _domain_rule(leaf.name, 0, 1)
         case TextSpec():
-            charset = frozenset(spec.charset)
-            return _TextRule(leaf.name, spec.min_length, spec.max_length, charset)
+            return _text_rule(leaf.name, spec) if is_range_checked else None
     assert_never(spec)
 
 
-def _interval(
-    leaf: Leaf, low: Any, high: Any, *, is_domain: bool = True, can_be_nan: bool = False
-) -> _IntervalRule:
-    is_uniform = np.ndim(low) == np.ndim(high) == 0
-    return _IntervalRule(leaf.name, low, high, is_domain, can_be_nan, is_uniform)
+def _box_rule(
+    path: str, spec: BoxSpec, is_range_checked: bool
+) -> tuple[_IsBroken, _Explain] | None:
+    lows, highs = spec.bounds()
+    can_be_nan = lows.dtype.kind == "f"
+    low = high = None
+    if is_range_checked:
+        least, greatest = extremes(lows.dtype)
+        low, high = _bound(lows, spec.low, least), _bound(highs, spec.high, greatest)
+    is_bounded = low is not None or high is not None
+    if not (is_bounded or can_be_nan):
+        return None
+
+    def explain(column: NDArray[Any]) -> list[Violation]:
+        if can_be_nan and has_nan(column):
+            lane, where = _where(np.isnan(column))
+            raise ConformanceError("structure", path, f"is NaN ({where})", lane)
+        lane, message = _first_outside(column, low, high)
+        return [Violation("range", path, message, lane)]
+
+    # NaN is outside every interval: one comparison finds it, too.
+    return (_outside(low, high) if is_bounded else has_nan), explain
+
+
+def _domain_rule(path: str, low: int, high: Any) -> tuple[_IsBroken, _Explain]:
+    def explain(column: NDArray[Any]) -> NoReturn:
+        lane, message = _first_outside(column, low, high)
+        raise ConformanceError("structure", path, message, lane)
+
+    return _outside(low, high), explain
+
+
+def _outside(low: Any, high: Any) -> _IsBroken:
+    """Return the test whether a column leaves an interval.
+
+    Args:
+        low: Lower bound, a number or one for each element; None: every value of the dtype.
+        high: Upper bound, in the same form.
+    """
+
+    def is_outside(column: NDArray[Any]) -> bool:
+        # On small arrays count_nonzero takes a third of the time of all(), which is Python code.
+        return not (
+            (low is None or np.count_nonzero(column >= low) == column.size)
+            and (high is None or np.count_nonzero(column <= high) == column.size)
+        )
+
+    def is_outside_numbers(column: NDArray[Any]) -> bool:
+        if column.size == 1:
+            value = column.item()
+            return not ((low is None or value >= least) and (high is None or value <= most))
+        # The array's min() and max() are Python code, which takes long for few rows.
+        return bool(column.size) and not (
+            (low is None or np.minimum.reduce(column, axis=None) >= low)
+            and (high is None or np.maximum.reduce(column, axis=None) <= high)
+        )
+
+    if np.ndim(low) or np.ndim(high):
+        return is_outside
+    # As Python compares them: NumPy 1 makes floats of an unsigned and a signed integer.
+    least, most = (each.item() if isinstance(each, np.generic) else each for each in (low, high))
+    return is_outside_numbers
+
+
+def _first_outside(column: NDArray[Any], low: Any, high: Any) -> tuple[int, str]:
+    """Return lane and description of the first element outside the bounds; none is NaN."""
+    bound, word, is_outside = low, "below", np.zeros(column.shape, np.bool_)
+    if low is not None:
+        is_outside = column < low
+    if not is_outside.any():
+        bound, word, is_outside = high, "above", column > high
+    index = np.unravel_index(int(is_outside.argmax()), column.shape)
+    limit = np.broadcast_to(bound, column.shape)[index]
+    lane, where = _where(is_outside)
+    return lane, f"{column[index]} is {word} {limit} ({where})"
+
+
+def _text_rule(path: str, spec: TextSpec) -> tuple[_IsBroken, _Explain]:
+    allowed = frozenset(spec.charset)  # empty: every character
+
+    def is_broken(column: Sequence[str]) -> bool:
+        return not all(
+            spec.min_length <= len(text) <= spec.max_length
+            and (not allowed or allowed.issuperset(text))
+            for text in column
+        )
+
+    def explain(column: Sequence[str]) -> list[Violation]:
+        found: dict[str, Violation] = {}
+        for lane, text in enumerate(column):
+            if not spec.min_length <= len(text) <= spec.max_length:
+                expected = f"{spec.min_length} to {spec.max_length}"
+                message = f"has {len(text)} characters, expected {expected} (lane {lane})"
+                found.setdefault("length", Violation("length", path, message, lane))
+            other = next((char for char in text if allowed and char not in allowed), None)
+            if other is not None:
+                message = f"{other!r} is not in the charset (lane {lane})"
+                found.setdefault("charset", Violation("charset", path, message, lane))
+        return list(found.values())
+
+    return is_broken, explain
 
 
 def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -287,16 +306,11 @@ def _bound(bounds: NDArray[Any], raw: bytes, extreme: Any) -> Any:
     return bounds.flat[0] if len(raw) == bounds.itemsize else bounds
 
 
-# The array's min() and max() are Python code, which takes long for batches of few rows.
-def _least(column: NDArray[Any]) -> Any:
-    return np.minimum.reduce(column, axis=None)
-
-
 def has_nan(column: NDArray[Any]) -> bool:
     if column.size <= _FEW:
         square = np.vdot(column, column)  # a sum of squares is NaN only if an element is
         return bool(square != square)
-    least = _least(column)  # NaN, if there is one
+    least = np.minimum.reduce(column, axis=None)  # NaN, if there is one
     return bool(least != least)
 
 
