@@ -95,7 +95,7 @@ def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
         num_axes: Number of axes before those of the leaf, such as 1 for a batch.
 
     Raises:
-        ConformanceError: It is no array, such as lists of unequal lengths.
+        ConformanceError: It is not an array, such as lists of unequal lengths.
     """
     if leaf.shape or not isinstance(leaf.spec, BoxSpec):
         return value
@@ -107,7 +107,7 @@ def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
     """Return a leaf's value as an array, without the loss of integers beyond 2**53.
 
     Raises:
-        ConformanceError: It is no array, such as lists of unequal lengths.
+        ConformanceError: It is not an array, such as lists of unequal lengths.
     """
     if isinstance(value, np.ndarray):
         if value.dtype != object:
@@ -115,31 +115,17 @@ def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
         value = value.tolist()  # NumPy then infers the dtype from the elements
     try:
         array = np.asarray(value)
-        if _may_have_lost_integers(leaf, array, value):
-            array = _exact_integers(leaf, value, array)
+        is_of_integers = leaf.dtype is not None and leaf.dtype.kind in "iu"
+        # NumPy reads [2**63 + 1, 1] as float64: the first one would be off by one.
+        if is_of_integers and array.dtype.kind in "fO" and not isinstance(value, np.generic):
+            objects = np.asarray(value, dtype=object)
+            if all(isinstance(item, (int, np.integer)) for item in objects.flat):
+                array = objects.astype(leaf.dtype)
+    except OverflowError as error:
+        raise ConformanceError("dtype", leaf.name, f"does not fit {leaf.dtype}: {error}") from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConformanceError("structure", leaf.name, f"is not an array: {error}") from error
     return array
-
-
-def _may_have_lost_integers(leaf: Leaf, array: NDArray[Any], value: Any) -> bool:
-    # NumPy reads [2**63 + 1, 1] as float64: the first one would be off by one.
-    return (
-        leaf.dtype is not None
-        and leaf.dtype.kind in "iu"
-        and array.dtype.kind in "fO"
-        and not isinstance(value, np.generic)
-    )
-
-
-def _exact_integers(leaf: Leaf, value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    objects = np.asarray(value, dtype=object)
-    if not all(isinstance(item, (int, np.integer)) for item in objects.flat):
-        return array
-    try:
-        return objects.astype(leaf.dtype)
-    except OverflowError as error:
-        raise ConformanceError("dtype", leaf.name, f"does not fit {leaf.dtype}: {error}") from error
 
 
 def _cast(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
@@ -218,7 +204,7 @@ def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
 
     Raises:
         ConformanceError: ``"structure"``: a key is missing, a Tuple has the wrong arity, or
-            there is no mapping or sequence where the space has one.
+            the value has no mapping or sequence where the space has one.
     """
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [value]
@@ -290,8 +276,16 @@ def stack(spec: SpaceSpec, values: Sequence[Any]) -> list[Column]:
     Raises:
         ConformanceError: A value has the wrong structure, shape or dtype.
     """
-    parts = zip(leaves(spec), by_leaf(spec, values), strict=True)
-    return [_stack_leaf(leaf, own) for leaf, own in parts]
+    columns: list[Column] = []
+    for leaf, own in zip(leaves(spec), by_leaf(spec, values), strict=True):
+        if leaf.dtype is None:
+            columns.append(tuple(coerce(leaf, part, None) for part in own))
+            continue
+        column = np.empty((len(own), *leaf.shape), leaf.dtype)
+        for lane, part in enumerate(own):
+            column[lane] = coerce(leaf, part, None)
+        columns.append(column)
+    return columns
 
 
 def _flatten(spec: SpaceSpec, value: Any, path: Path, found: list[Any]) -> None:
@@ -329,15 +323,6 @@ def _unflatten(spec: SpaceSpec, leaf_values: Iterator[Any]) -> Any:
     if isinstance(spec, TupleSpec):
         return tuple(_unflatten(part, leaf_values) for part in spec.items)
     return next(leaf_values)
-
-
-def _stack_leaf(leaf: Leaf, parts: Sequence[Any]) -> Column:
-    if leaf.dtype is None:
-        return tuple(coerce(leaf, part, None) for part in parts)
-    column = np.empty((len(parts), *leaf.shape), leaf.dtype)
-    for lane, part in enumerate(parts):
-        column[lane] = coerce(leaf, part, None)
-    return column
 
 
 def concatenate(batches: Sequence[Sequence[Column]]) -> list[Column]:
@@ -448,7 +433,7 @@ def write_lane_values(
 
 
 def _put_numbers(column: NDArray[Any], values: Sequence[Any]) -> bool:
-    """Write scalars of exactly the dtype at once; return False, unwritten, for any others."""
+    """Write all scalars in one call; return False, unwritten, if they have another dtype."""
     kinds = set(map(type, values))
     if kinds != {column.dtype.type} and (kinds != {int} or column.dtype != np.int64):
         return False
@@ -460,7 +445,7 @@ def _put_numbers(column: NDArray[Any], values: Sequence[Any]) -> bool:
 
 
 def _put_arrays(column: NDArray[Any], values: Sequence[Any]) -> bool:
-    """Write arrays of exactly the dtype and shape at once; return False for any others."""
+    """Write all arrays in one call; return False if one has another dtype or shape."""
     array, dtype, shape = np.ndarray, column.dtype, column.shape[1:]
     if not column.size or not column.flags.c_contiguous:
         return False
