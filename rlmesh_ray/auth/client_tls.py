@@ -1,4 +1,8 @@
-"""ClientTls: TLS files of a client."""
+"""ClientTls: TLS files of a client; and the loading of PEM files, which both sides do.
+
+Files are first loaded into an ``ssl.SSLContext``: gRPC reads them itself, but reports a bad one as
+an address that cannot be used.
+"""
 
 import os
 import ssl
@@ -6,12 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rlmesh_ray.auth.pem import client_context, file_path, read_pem, require_known_key
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file
 
 if TYPE_CHECKING:
     from rlmesh_ray.grpc_setup import grpc
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_ELLIPTIC = bytes.fromhex("06072a8648ce3d0201")
+# DER encodings of the key types that BoringSSL supports: RSA, P-256, P-384.
+_KNOWN_KEYS = (
+    bytes.fromhex("06092a864886f70d010101"),
+    _ELLIPTIC + bytes.fromhex("06082a8648ce3d030107"),
+    _ELLIPTIC + bytes.fromhex("06052b81040022"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +61,22 @@ class ClientTls:
         """Load the files into a context of Python's ssl module.
 
         Raises:
-            ConfigurationError: A file cannot be used; the message names it and the remedy.
+            ConfigurationError: A file cannot be used, or only one of certificate and key is given;
+                the message names it and the remedy.
         """
-        return client_context(self.root_ca, self.certificate, self.private_key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.root_ca is None:
+            context.load_default_certs()
+        else:
+            load_authority(context, self.root_ca)
+        if self.certificate is not None and self.private_key is not None:
+            load_pair(context, self.certificate, self.private_key)
+        elif self.certificate is not None or self.private_key is not None:
+            raise ConfigurationError(
+                "a client certificate needs both files: the certificate (--tls-cert) and "
+                "its key (--tls-key)"
+            )
+        return context
 
     def credentials(self) -> "grpc.ChannelCredentials":
         """Load the files into gRPC credentials.
@@ -88,3 +114,71 @@ def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
             f"tls={tls!r} names no files: give ClientTls(root_ca=FILE), or RayTls()"
         )
     return tls
+
+
+def file_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return an option that names a file.
+
+    Raises:
+        ConfigurationError: It is neither a str nor a path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigurationError(
+            f"{name}={value!r:.40} names no file; give its path, as str or Path"
+        )
+    return Path(value)
+
+
+def read_pem(file: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or it is not a regular file.
+    """
+    try:
+        return read_file(file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} cannot be read ({error}); name a file in PEM form that you may read"
+        ) from error
+
+
+def load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:
+    """Load a certificate chain and its key; raises ConfigurationError."""
+    try:
+        for file in (certificate, private_key):
+            read_file(file)  # OpenSSL would wait for a pipe's writer
+        # With an empty password OpenSSL does not prompt at the terminal.
+        context.load_cert_chain(certificate, private_key, password="")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{certificate} and {private_key} are not a certificate and its key in PEM form "
+            f"without a password ({error}); name two matching files that you may read"
+        ) from error
+
+
+def load_authority(context: ssl.SSLContext, authority: Path) -> None:
+    """Load the certificate of the other side's authority; raises ConfigurationError."""
+    try:
+        read_file(authority)
+        context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{authority} is not a certificate in PEM form ({error}); name that of the authority, "
+            "in a file that you may read"
+        ) from error
+
+
+def require_known_key(certificate: Path) -> None:
+    """Require a key type that BoringSSL supports; gRPC loads others, and each TLS handshake fails.
+
+    Raises:
+        ConfigurationError: The certificate has another type of key.
+    """
+    head, end, _ = read_pem(certificate).decode("latin-1").partition(_END)
+    leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
+    if not any(kind in leaf for kind in _KNOWN_KEYS):
+        raise ConfigurationError(
+            f"{certificate} has a key of a kind that gRPC does not know; use a certificate with "
+            "an RSA key, or an elliptic one on the curve P-256 or P-384"
+        )

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rlmesh_ray.auth.pem import file_path, read_pem, require_known_key, server_context
+from rlmesh_ray.auth.client_tls import (
+    file_path,
+    load_authority,
+    load_pair,
+    read_pem,
+    require_known_key,
+)
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
@@ -47,7 +53,12 @@ class ServerTls:
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
         """
-        return server_context(self.certificate, self.private_key, self.client_ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        load_pair(context, self.certificate, self.private_key)
+        if self.client_ca is not None:
+            load_authority(context, self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def credentials(self) -> grpc.ServerCredentials:
         """Load the files into gRPC credentials.

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rlmesh_ray.auth.pem import file_path
+from rlmesh_ray.auth.client_tls import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.files import open_file
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 
 _PURPOSE = "rlmesh_ray.token.v1"
-_REMEDY = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+_COMMAND = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+_REMEDY = f"make one with: {_COMMAND}"
 
 
 class TokenRole(enum.IntEnum):
@@ -300,7 +301,7 @@ class TokenStore:
         except ConfigurationError as error:
             # Logged once, not every second.
             if self._obstacle != str(error):
-                _LOG.error("the tokens stay as they were: %s", error)
+                _LOG.error("the previous tokens stay in use: %s", error)
             self._obstacle = str(error)
         else:
             self._obstacle = ""
@@ -322,8 +323,7 @@ def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, 
     if any(hmac.compare_digest(own, ray) for own, _ in known for ray in foreign):
         raise ConfigurationError(
             f"{source} holds Ray's own token, which allows its holder to run code on the cluster; "
-            "make another one for endpoints: python -c 'import secrets; "
-            "print(secrets.token_urlsafe(32))'"
+            f"make another one for endpoints: {_COMMAND}"
         )
     return known
 
@@ -355,7 +355,7 @@ def registration_token(secret: str) -> str:
     name gets an error message about the name.
 
     Raises:
-        ConfigurationError: The secret is no valid token, such as an empty one.
+        ConfigurationError: The secret is not a valid token, such as an empty one.
     """
     bearer_value(secret)
     return derive_token(secret, "pool", "register")

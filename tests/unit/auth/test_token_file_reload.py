@@ -106,7 +106,7 @@ def test_what_was_good_last_stays_while_the_file_is_bad(
         assert not known.role_of(b"new")
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
-    assert "the tokens stay as they were" in errors[0].getMessage()
+    assert "the previous tokens stay in use" in errors[0].getMessage()
 
     write(file, "newest")
     clock.now_s += 1.0

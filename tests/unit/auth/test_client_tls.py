@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.auth.client_tls import ClientTls
-from rlmesh_ray.auth.pem import read_pem
+from rlmesh_ray.auth.client_tls import ClientTls, read_pem
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.auth.token_file import TokenFile
 from rlmesh_ray.errors import ConfigurationError
