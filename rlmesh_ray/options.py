@@ -22,8 +22,8 @@ DEFAULT_STEP_TIMEOUT_S = 60.0
 DEFAULT_RESET_TIMEOUT_S = 300.0
 """Longest wait of every client for a reset of its lanes, also for those that a step contains."""
 DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
-"""Likewise of an EnvRunner: half of RLlib's ``sample_timeout_s``, so that a runner whose endpoint
-hangs returns the steps of its other sessions before RLlib drops its sample."""
+"""Longest wait of an EnvRunner for one answer: half of RLlib's ``sample_timeout_s``. A
+runner whose endpoint hangs then returns its other steps before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 FORK_REMEDY = (
     "start processes by spawn (multiprocessing.get_context('spawn'), AsyncVectorEnv(..., "
@@ -51,7 +51,7 @@ def as_int(name: str, value: object) -> int:
     """Return a whole number (an int or a NumPy integer) as an int.
 
     Raises:
-        ConfigurationError: ``value`` is no whole number.
+        ConfigurationError: ``value`` is not a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigurationError(f"{name}={value!r} must be a whole number")
@@ -62,7 +62,7 @@ def as_seed(value: object) -> int:
     """Return a seed as an int.
 
     Raises:
-        ConfigurationError: ``value`` is no whole number, or below 0.
+        ConfigurationError: ``value`` is not a whole number, or below 0.
     """
     seed = as_int("seed", value)
     if seed < 0:
@@ -157,7 +157,7 @@ def as_horizon(value: object) -> int:
     """Return how many actions a policy chooses at once as an int.
 
     Raises:
-        ConfigurationError: ``value`` is no whole number from 1 to ``MAX_HORIZON``.
+        ConfigurationError: ``value`` is not a whole number from 1 to ``MAX_HORIZON``.
     """
     if (
         isinstance(value, bool)
@@ -175,7 +175,7 @@ def as_reset_options(options: object) -> dict[str, Any]:
     """Return the ``options`` of a reset as a new dict, which is empty for None.
 
     Raises:
-        ConfigurationError: ``options`` is no mapping.
+        ConfigurationError: ``options`` is not a mapping.
     """
     if options is None:
         return {}
@@ -304,14 +304,17 @@ _REMOVED = {
     "model_tls_ca": _DIAL_OPENPI,
     "env_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
     "model_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
-    "connect_timeout_s": "give the address as a ConnectOptions(address, timeout_s=...)",
-    "edition_text": "give the address as a ConnectOptions(address, edition_text=...)",
-    "model_token": "give the model as a ConnectOptions(address, token)",
-    "no_token": "give token=False",
+    "no_token": "give a server token=False; a client without a token needs no option",
     "step_grace_s": "a step that is late has 5 s more, and then its worker is killed",
     "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
+_REMOVED_FROM_CALLS = {
+    "connect_timeout_s": "give the address as a ConnectOptions(address, timeout_s=...)",
+    "edition_text": "give the address as a ConnectOptions(address, edition_text=...)",
+    "model_token": "give the model as a ConnectOptions(address, token)",
+}
+"""The same where commands have nothing instead, or a flag."""
 _LISTENING = {
     "data_address": "EnvServer",
     "openpi": "ModelServer",
@@ -374,7 +377,7 @@ def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> Op
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    instead = removed_option(name)
+    instead = _REMOVED_FROM_CALLS.get(name) or removed_option(name)
     if name in _LISTENING:
         instead = f"give {_LISTENING[name]} address=ListenOptions(..., {name}=...)"
     if instead:

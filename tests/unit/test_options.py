@@ -18,6 +18,7 @@ from rlmesh_ray.options import (
     completed,
     declared,
     flag_name,
+    removed_option,
     require_count,
     require_finite,
     require_flag,
@@ -242,7 +243,7 @@ LISTENING = ("data_address", "accept_edition_texts", "idle_timeout_s", "openpi")
     [
         ("spin", "RLMESH_RAY_SPIN=0"),
         ("data_advertise", "data_address .*HOST:PORT/ADVERTISED"),
-        ("no_token", "give token=False"),
+        ("no_token", "give a server token=False; a client without a token needs no option"),
         *((name, rf"address=ListenOptions\(\.\.\., {name}=\.\.\.\)") for name in LISTENING),
     ],
 )
@@ -253,6 +254,22 @@ def test_an_option_that_has_left_is_refused_with_the_remedy(
         TypeError, match=f"{owner.__name__}.. takes no '{name}' any more: .*{instead}"
     ):
         owner("CartPole-v1", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--threads", "give --torch-threads"),
+        ("--env-timeout", "--step-timeout"),
+        ("--connect-timeout", ""),  # what a call takes instead, no command does
+        ("--model-token", ""),
+    ],
+)
+def test_a_flag_that_has_left_names_what_a_command_takes(flag: str, instead: str) -> None:
+    found = removed_option(flag)
+
+    assert instead in found
+    assert bool(instead) == bool(found)
 
 
 def test_clients_of_one_and_of_several_lanes_take_the_same_options() -> None:
