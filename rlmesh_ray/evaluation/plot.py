@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.evaluation.comparison import PairedComparison, mean_interval
-from rlmesh_ray.evaluation.result import EpisodeResult
+from rlmesh_ray.evaluation.result import EpisodeResult, PairedComparison, mean_interval
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = "o^sDvP"

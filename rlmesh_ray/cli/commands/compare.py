@@ -34,8 +34,7 @@ from rlmesh_ray.evaluation.options import checked_seed
 from rlmesh_ray.options import INFERENCES
 
 if TYPE_CHECKING:
-    from rlmesh_ray.evaluation.comparison import PairedComparison
-    from rlmesh_ray.evaluation.result import EpisodeResult
+    from rlmesh_ray.evaluation.result import EpisodeResult, PairedComparison
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def compare(
     The mean difference, B minus A, has a 95 % interval (Student's t), and a sentence that says
     whether that contains 0.
     """
-    from rlmesh_ray.evaluation.comparison import compare_episodes
     from rlmesh_ray.evaluation.plot import plot_comparison
+    from rlmesh_ray.evaluation.result import compare_episodes
 
     kwargs = flags.kwargs()
     checked_seed(episodes, flags.seed)

@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.evaluation.comparison import compare_episodes
 from rlmesh_ray.evaluation.plot import plot_comparison, plot_evaluation
-from rlmesh_ray.evaluation.result import EpisodeResult
+from rlmesh_ray.evaluation.result import EpisodeResult, compare_episodes
 
 
 def episodes(count: int, num_endpoints: int = 1, seed: int | None = 0) -> list[EpisodeResult]:

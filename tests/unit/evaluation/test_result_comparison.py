@@ -3,8 +3,12 @@ import math
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.evaluation.comparison import compare_episodes, mean_interval, t_quantile
-from rlmesh_ray.evaluation.result import EpisodeResult
+from rlmesh_ray.evaluation.result import (
+    EpisodeResult,
+    compare_episodes,
+    mean_interval,
+    t_quantile,
+)
 
 
 def episodes(*returns: float, seed: int | None = 0) -> list[EpisodeResult]:
