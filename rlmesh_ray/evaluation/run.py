@@ -58,49 +58,32 @@ if TYPE_CHECKING:
 _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
 
 
-class ActionSource:
-    """The policy of one attempt: a function in this process, unless a subclass asks another one.
+class _FunctionPolicy:
+    """A function in this process.
 
     Args:
         function: Maps observations to actions.
         lock: Held during each call, where several workers share the function.
     """
 
+    address = ""
+    policy_version = None
+
     def __init__(
         self, function: Callable[[Any], Any], lock: contextlib.AbstractContextManager[Any]
     ) -> None:
-        self.address = ""
-        """Address of its endpoint; empty where it has none."""
-        self.failure: Exception | None = None
-        """Error that the policy has raised, unlike those of the environment."""
         self._function = function
         self._lock = lock
 
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights that chose last; None where it is not known."""
-        return None
+    def act(self, observation: Any, _: Callable[[], Slots]) -> Any:
+        with self._lock:
+            return self._function(observation)
 
-    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
-        try:
-            with self._lock:
-                return self._choose(observation, slots)
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def _choose(self, observation: Any, _: Callable[[], Slots]) -> Any:
-        return self._function(observation)
-
-    def close(self) -> None:
-        """Release all resources. Never raises."""
+    def close(self, failure: Exception | None) -> None:
+        """There is nothing to release."""
 
 
-MakeActionSource = Callable[["Attempt", RemoteVectorEnv], ActionSource]
-"""Returns the policy of an attempt; raises EndpointError where its endpoint fails."""
-
-
-class RemoteActionSource(ActionSource):
+class _ServedPolicy:
     """A route at a model's endpoint.
 
     Args:
@@ -127,7 +110,6 @@ class RemoteActionSource(ActionSource):
         self._endpoint = endpoint
         self._route_id = route_id
         self._model = endpoint.open()
-        super().__init__(self._model.predict, contextlib.nullcontext())
         self.address = endpoint.address
         try:
             self._model.configure_route(
@@ -149,13 +131,13 @@ class RemoteActionSource(ActionSource):
 
     @property
     def policy_version(self) -> int | None:
-        """Version of the weights that chose last."""
+        """Version of the weights that chose last; None where it is not known."""
         telemetry = self._model.last_telemetry(self._route_id)
         return (
             None if telemetry is None or telemetry.policy_version < 0 else telemetry.policy_version
         )
 
-    def _choose(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Request a prediction, where a lane has no action of its chunk left."""
         rows = slots()
         if self._player is None:
@@ -164,38 +146,32 @@ class RemoteActionSource(ActionSource):
             self._player.begin_episode(lane, rows.episode_ids[lane])
         return self._player.act(observation)
 
-    def close(self) -> None:
-        """Close the route, unless the session has broken, and give the session back."""
-        if self.failure is None or isinstance(self.failure, RemoteError):
+    def close(self, failure: Exception | None) -> None:
+        """Close the route, unless the session has broken, and give the session back.
+
+        Args:
+            failure: Error that the policy has raised.
+        """
+        if failure is None or isinstance(failure, RemoteError):
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
         self._endpoint.release(self._model)
 
 
-class EndpointWorker:
+class _EndpointWorker:
     """Drives one environment's endpoint until no episode is left.
 
     Args:
         endpoint: The endpoint.
-        make_action_source: Returns the policy of an attempt.
-        coordinator: Shared with the other workers.
-        seed: Seed of the episode with index 0.
-        writer: Records the episodes; None: they are not recorded.
+        evaluation: Shared with the other workers.
     """
 
     def __init__(
-        self,
-        endpoint: RemoteEndpoint[RemoteVectorEnv],
-        make_action_source: MakeActionSource,
-        coordinator: Coordinator,
-        seed: int | None,
-        writer: "WriterHandle | None" = None,
+        self, endpoint: RemoteEndpoint[RemoteVectorEnv], evaluation: "_Evaluation"
     ) -> None:
-        self._writer = writer
         self._endpoint = endpoint
-        self._make_action_source = make_action_source
-        self._coordinator = coordinator
-        self._seed = seed
+        self._evaluation = evaluation
+        self._coordinator = evaluation.coordinator
         # Kept while only the policy's endpoint breaks.
         self._env: RemoteVectorEnv | None = None
         self._lock = threading.Lock()
@@ -224,26 +200,27 @@ class EndpointWorker:
             self._endpoint.release(env)
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        actor: ActionSource | None = None
+        policy: _FunctionPolicy | _ServedPolicy | None = None
+        loop: LaneLoop | None = None
         role = EndpointRole.ENV
         try:
             env = self._open()
             role = EndpointRole.MODEL
-            actor = self._make_action_source(attempt, env)
+            policy = self._evaluation.policy(attempt, env)
             role = EndpointRole.ENV
             self._coordinator.note_open()
-            with self._recording(env, actor) as recorder:
-                LaneLoop(
-                    env,
-                    actor.act,
-                    self._coordinator,
-                    attempt,
-                    self._seed,
-                    actor.address,
-                    recorder=recorder,
-                ).run()
+            loop = LaneLoop(
+                env,
+                policy.act,
+                self._coordinator,
+                attempt,
+                self._evaluation.options["seed"],
+                policy.address,
+            )
+            with self._recording(env, policy) as recorder:
+                loop.run(recorder)
         except (EndpointError, RemoteError) as error:
-            if actor is not None and actor.failure is error:
+            if loop is not None and loop.policy_failure is error:
                 role = EndpointRole.MODEL
             if not self._is_breakdown(attempt, role, error):
                 raise
@@ -251,23 +228,26 @@ class EndpointWorker:
             if role is EndpointRole.ENV:
                 self.end_session()
         finally:
-            if actor is not None:
-                actor.close()
+            if policy is not None:
+                policy.close(None if loop is None else loop.policy_failure)
 
     @contextlib.contextmanager
-    def _recording(self, env: RemoteVectorEnv, actor: ActionSource) -> "Iterator[Recorder | None]":
-        if self._writer is None:
+    def _recording(
+        self, env: RemoteVectorEnv, policy: _FunctionPolicy | _ServedPolicy
+    ) -> "Iterator[Recorder | None]":
+        writer = self._evaluation.writer
+        if writer is None:
             yield None
             return
         from rlmesh_ray.recording.recorder import Recorder
 
-        # Each episode begins with a reset of its own.
+        # Each episode begins with its own reset.
         recorder = Recorder(
-            self._writer,
+            writer,
             env.contract,
             env.address,
             autoresets=False,
-            policy_version=lambda: actor.policy_version,
+            policy_version=lambda: policy.policy_version,
         )
         try:
             yield recorder
@@ -300,7 +280,7 @@ class EndpointWorker:
 
 
 Act = Callable[[Any, Callable[[], Slots]], Any]
-"""Maps observations, and a function for their slots, to actions; one row a lane."""
+"""Maps observations, and a function for their slots, to actions; one row per lane."""
 
 _IDLE = -1
 
@@ -317,8 +297,6 @@ class LaneLoop:
         attempt: The session.
         seed: Seed of the episode with index 0; None lets the environment seed itself.
         model: Address of the policy, for the results.
-        recorder: Records the episodes; one that does not see them reset itself. None: they are not
-            recorded.
     """
 
     def __init__(
@@ -329,10 +307,10 @@ class LaneLoop:
         attempt: Attempt,
         seed: int | None,
         model: str,
-        *,
-        recorder: "Recorder | None" = None,
     ) -> None:
-        self._recorder = recorder
+        self.policy_failure: Exception | None = None
+        """Error that the policy has raised, unlike those of the environment."""
+        self._recorder: Recorder | None = None
         self._env = env
         self._act = act
         self._model = model
@@ -350,13 +328,18 @@ class LaneLoop:
         self._returns = np.zeros(width)
         self._lengths = np.zeros(width, np.int64)
 
-    def run(self) -> None:
+    def run(self, recorder: "Recorder | None" = None) -> None:
         """Block until no episode is left, or the evaluation is stopped.
+
+        Args:
+            recorder: Records the episodes; one that does not see them reset itself. None: they are
+                not recorded.
 
         Raises:
             RlmeshError: The environment or the policy failed; the running episodes are lost.
         """
-        env, act, coordinator, slots = self._env, self._act, self._coordinator, self._slots
+        self._recorder = recorder
+        env, coordinator = self._env, self._coordinator
         returns, lengths = self._returns, self._lengths
         chosen = self._refill(np.ones(env.num_envs, np.bool_))
         if chosen is None:
@@ -364,7 +347,11 @@ class LaneLoop:
         observation = self._reset(chosen)
         coordinator.begin(self._attempt)
         while not coordinator.is_stopped:
-            actions = act(observation, slots)
+            try:
+                actions = self._act(observation, self._slots)
+            except Exception as error:
+                self.policy_failure = error
+                raise
             observation, rewards, terminated, truncated, infos = env.step(actions)
             if self._recorder is not None:
                 self._record(actions, observation, (rewards, terminated, truncated), infos)
@@ -490,7 +477,7 @@ _LAST_WRITES_S = 60.0
 _PATIENCE_S = 60.0
 """For the writer of a recording to make room: an evaluation loses no episode to a slow one."""
 _HAND_OVER_S = 5.0
-"""After Ctrl-C or a failure: for the writer to take what it has to write; it goes on alone."""
+"""After Ctrl-C or a failure: for the writer to take what it has to write, alone from then on."""
 
 
 @takes_options(RecordedEvaluationOptions)
@@ -507,8 +494,8 @@ def evaluate(
     depend on the number of lanes or endpoints, nor on failures. Every started episode counts: many
     lanes do not favour short episodes.
 
-    All endpoints work at once: each environment endpoint with a session of its own, on a route of
-    its own at one of the model endpoints. When an endpoint dies, hangs or loses its worker, the
+    All endpoints work at the same time: each environment endpoint has its own session, and its own
+    route at one of the model endpoints. When an endpoint dies, hangs or loses its worker, the
     interrupted episodes run again from their start, there or elsewhere; finished episodes are kept.
     The endpoint is dialed again as long as another one is in use.
 
@@ -598,7 +585,8 @@ class _Evaluation:
         *,
         are_known: bool,
     ) -> None:
-        self._options = options
+        self.options = options
+        self.writer = writer
         self._map = as_observation_map(options["observation_map"])
         self._name = secrets.token_hex(4)  # several evaluations may share an open RemoteModel
         has_chunks = options["execution_horizon"] > 1 or getattr(model, "horizon", 1) != 1
@@ -621,7 +609,7 @@ class _Evaluation:
             for endpoint in everything:
                 endpoint.is_known = True
         self._news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
-        self._coordinator = Coordinator(
+        self.coordinator = Coordinator(
             indices,
             envs,
             models,
@@ -629,12 +617,7 @@ class _Evaluation:
             _MOST_INTERRUPTIONS,
             self._news.put if self._is_threaded else self._deliver,
         )
-        self._workers = [
-            EndpointWorker(
-                endpoint, self._make_action_source, self._coordinator, options["seed"], writer
-            )
-            for endpoint in envs
-        ]
+        self._workers = [_EndpointWorker(endpoint, self) for endpoint in envs]
 
     def run(self) -> EvaluationResult:
         """Block until all episodes are finished."""
@@ -643,7 +626,7 @@ class _Evaluation:
         else:
             # In the caller's thread: a function may depend on it (torch's grad mode does).
             self._workers[0].run()
-        return self._coordinator.result()
+        return self.coordinator.result()
 
     def _run_threads(self) -> None:
         threads = [
@@ -657,10 +640,10 @@ class _Evaluation:
         try:
             self._deliver_all(len(threads))
         finally:
-            self._coordinator.stop()
+            self.coordinator.stop()
             self._join_threads(threads)
 
-    def _work(self, worker: EndpointWorker) -> None:
+    def _work(self, worker: _EndpointWorker) -> None:
         try:
             worker.run()
             self._news.put(None)
@@ -689,40 +672,47 @@ class _Evaluation:
                 thread.join(max(0.0, end_s - time.monotonic()))
             for worker, thread in zip(self._workers, threads, strict=True):
                 if thread.is_alive() and not is_last:
-                    # In threads of their own: each session that hangs takes seconds to end.
+                    # In separate threads: each session that hangs takes seconds to end.
                     threading.Thread(target=worker.end_session, daemon=True).start()
 
     def _deliver(self, news: News) -> None:
         if isinstance(news, Loss):
-            if self._options["on_loss"] is not None:
-                self._options["on_loss"](news)
-        elif self._options["on_episode"] is not None:
-            self._options["on_episode"](news)
+            if self.options["on_loss"] is not None:
+                self.options["on_loss"](news)
+        elif self.options["on_episode"] is not None:
+            self.options["on_episode"](news)
 
-    def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
+    def policy(self, attempt: Attempt, env: RemoteVectorEnv) -> _FunctionPolicy | _ServedPolicy:
+        """Return the policy of an attempt.
+
+        Raises:
+            EndpointError: Its endpoint cannot be reached, or broke.
+            RemoteModelError: The policy does not fit the environment.
+            ContractMismatchError: The map does not fit it.
+        """
         mapping = self._map
         if EndpointRole.MODEL in attempt.endpoints:
-            return RemoteActionSource(
+            return _ServedPolicy(
                 attempt.endpoints[EndpointRole.MODEL],
                 f"evaluation-{self._name}-{attempt.key}",
                 env,
                 mapping,
-                self._options["execution_horizon"],
+                self.options["execution_horizon"],
             )
         function = self._function
         assert function is not None, "without a function every attempt has a model"
         if mapping is None:
-            return ActionSource(function, self._function_lock)
+            return _FunctionPolicy(function, self._function_lock)
         mapping.space(env.contract.observation_space)  # raises where it does not fit
-        return ActionSource(lambda each: function(mapping.apply(each)), self._function_lock)
+        return _FunctionPolicy(lambda each: function(mapping.apply(each)), self._function_lock)
 
     def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
         return RemoteVectorEnv(
             connect_options,
-            step_timeout_s=self._options["step_timeout_s"],
-            reset_timeout_s=self._options["reset_timeout_s"],
-            image_codec=self._options["image_codec"],
-            resize=self._options["resize"],
+            step_timeout_s=self.options["step_timeout_s"],
+            reset_timeout_s=self.options["reset_timeout_s"],
+            image_codec=self.options["image_codec"],
+            resize=self.options["resize"],
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:
@@ -731,6 +721,6 @@ class _Evaluation:
             token=connect_options.token,
             tls=connect_options.tls,
             connect_timeout_s=connect_options.timeout_s,
-            predict_timeout_s=self._options["step_timeout_s"],
+            predict_timeout_s=self.options["step_timeout_s"],
             edition_text=connect_options.edition_text,
         )
