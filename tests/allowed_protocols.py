@@ -14,7 +14,7 @@ ALLOWED_PROTOCOLS = {
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
-    "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver; _Listed",
+    "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver",
     "EndpointFleet": "keeps evaluation from actors, which have EnvFleet and ModelFleet",
     "EndpointResolver": "FixedAddressResolver, FleetResolver",
     "EndpointSource": "AddressSource; keeps watch from actors, which have ClusterEndpoints",

@@ -20,7 +20,6 @@ from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
-    EndpointUnreachableError,
     EvaluationInterruptedError,
     LocalProtocolError,
     RemoteError,
@@ -44,13 +43,12 @@ _LONGEST_DELAY_S = 5.0
 class EndpointFleet(Protocol):
     """Endpoints that may move, such as an ``EnvFleet``.
 
-    It also has ``tokens``, one for each endpoint, or one ``token`` for all of them; and a
-    ``resolver``, unless each endpoint keeps its index in ``addresses`` while another one is away.
+    It also has ``tokens``, one for each endpoint, or one ``token`` for all of them.
     """
 
     @property
-    def addresses(self) -> Sequence[str]:
-        """The present addresses."""
+    def resolver(self) -> "EndpointDirectory":
+        """Where the endpoints are."""
 
 
 class EndpointDirectory(Protocol):
@@ -226,23 +224,23 @@ def as_endpoints(
     if is_fleet(given):
         return _of_fleet(role, given, connect)
     raise ConfigurationError(
-        f"{type(given).__name__} is no endpoint for the {NAMES[role]}; give an address, an "
+        f"{type(given).__name__} is not an endpoint for the {NAMES[role]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
     )
 
 
 def is_fleet(endpoints: object) -> TypeGuard[EndpointFleet]:
-    return _has_any(endpoints, "addresses", "resolver") and _has_any(endpoints, "tokens", "token")
+    return _has_any(endpoints, "resolver") and _has_any(endpoints, "tokens", "token")
 
 
-def resolver_of(fleet: Any) -> EndpointDirectory:
+def resolver_of(fleet: EndpointFleet) -> EndpointDirectory:
     """Return the resolver of a fleet's present endpoints.
 
     Raises:
         ConfigurationError: The fleet has no endpoints.
         EndpointError: The fleet's endpoints are not known now.
     """
-    resolver: EndpointDirectory = fleet.resolver if _has_any(fleet, "resolver") else _Listed(fleet)
+    resolver = fleet.resolver
     if not len(resolver):
         raise ConfigurationError("the fleet has no endpoints")
     return resolver
@@ -251,23 +249,6 @@ def resolver_of(fleet: Any) -> EndpointDirectory:
 def token_at(fleet: Any, index: int) -> TokenSource | None:
     token: TokenSource | None = fleet.tokens[index] if hasattr(fleet, "tokens") else fleet.token
     return token
-
-
-class _Listed:
-    """Resolver of a fleet that has only ``addresses``."""
-
-    def __init__(self, fleet: EndpointFleet) -> None:
-        self._fleet = fleet
-        self._count = len(fleet.addresses)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def address(self, index: int) -> str:
-        addresses = self._fleet.addresses
-        if index >= len(addresses):
-            raise EndpointUnreachableError(f"endpoint {index} has left its fleet")
-        return addresses[index]
 
 
 def _of_fleet(

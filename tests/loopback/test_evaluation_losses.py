@@ -403,8 +403,14 @@ def test_a_fleet_is_asked_again_where_its_endpoint_is() -> None:
             self.servers = [EnvServer("CartPole-v1", token=self.token).start()]
 
         @property
-        def addresses(self) -> list[str]:
-            return [self.servers[-1].address]
+        def resolver(self) -> "Fleet":
+            return self
+
+        def __len__(self) -> int:
+            return 1
+
+        def address(self, _index: int) -> str:
+            return self.servers[-1].address
 
     fleet = Fleet()
     record = Record(
