@@ -34,15 +34,15 @@ _BOTH, _CLIENT = Party.SERVERS, Party.CLIENT
 SECTIONS: dict[str, tuple[Clause, ...]] = {
     "Session establishment": (
         Clause("session.handshake-first", _CLIENT, "Join follows a compatible handshake."),
-        Clause("session.offer", _CLIENT, "The offer has the generation and all its editions."),
+        Clause("session.offer", _CLIENT, "The offer has the generation and the client's editions."),
         Clause("session.generation", _BOTH, "Another protocol generation is not compatible."),
         Clause(
             "session.mutual-edition",
             _BOTH,
-            "No mutual edition is not compatible.",
+            "An offer without a mutual edition is not compatible.",
         ),
         Clause("session.highest-edition", _BOTH, "The highest mutual edition is selected."),
-        Clause("session.refusal", _BOTH, "A refusal has the reason and the server's editions."),
+        Clause("session.refusal", _BOTH, "A refusal gives the reason and the server's editions."),
         Clause("session.one-round", _CLIENT, "After a refusal the client does not retry."),
         Clause("session.capabilities", _BOTH, "Capabilities never change what a message means."),
         Clause("session.contract", _ENV, "The contract comes with compatible, and only then."),
@@ -56,14 +56,14 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
     "Vectorization": (
         Clause("vector.width", _ENV, "The vector is as wide as the contract says."),
         Clause("vector.batches", _ENV, "Observations and actions cover all lanes."),
-        Clause("vector.entries", _ENV, "Rewards and masks have one entry a lane."),
+        Clause("vector.entries", _ENV, "Rewards and masks have one entry per lane."),
         Clause("vector.index-order", _ENV, "The entries are in the order of the lanes."),
         Clause("vector.nonzero", _CLIENT, "Any nonzero byte of a mask means set."),
     ),
     "Reset": (
-        Clause("reset.all-lanes", _ENV, "Reset starts all lanes, also in mid-episode."),
+        Clause("reset.all-lanes", _ENV, "A Reset restarts all lanes, even in mid-episode."),
         Clause("reset.first", _ENV, "A Step before the first Reset is refused."),
-        Clause("reset.seeds", _ENV, "Seeds are empty or one a lane."),
+        Clause("reset.seeds", _ENV, "There are no seeds, or one per lane."),
         Clause("reset.response", _ENV, "The response has observations and an id for each lane."),
     ),
     "Step": (
@@ -75,15 +75,15 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("episodes.accrue", _ENV, "Each Step adds one step and its reward."),
         Clause("episodes.complete", _ENV, "The response of the ending step reports the end."),
         Clause(
-            "episodes.metadata", _ENV, "Its record has id, lane, seed, cause, times, last info."
+            "episodes.metadata", _ENV, "A record has id, lane, seed, cause, times and last info."
         ),
         Clause("episodes.once", _ENV, "A record is delivered once."),
         Clause("episodes.empty-id", _ENV, "An ended lane's id is empty until the next Reset."),
         Clause("episodes.no-restart", _ENV, "An episode that an autoreset starts is not tracked."),
-        Clause("episodes.autoreset", _ENV, "Ended lanes go on as the contract's mode says."),
+        Clause("episodes.autoreset", _ENV, "Ended lanes continue as the contract's mode says."),
     ),
     "Render and Close": (
-        Clause("render.frame", _ENV, "A PNG where the render mode has one, else no frame."),
+        Clause("render.frame", _ENV, "The frame is a PNG; without a render mode there is none."),
         Clause("close.answer", _ENV, "Close is answered with the episodes that were running."),
         Clause("close.end", _ENV, "After the answer the stream ends; later requests get none."),
     ),
@@ -91,7 +91,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("timeout.in-band", _ENV, "A deadline that passes is answered with TIMEOUT."),
         Clause("errors.interrupted", _ENV, "An error reports the episodes that it ends."),
         Clause("errors.content", _ENV, "An error has a code and a message."),
-        Clause("errors.recoverable", _ENV, "After a recoverable error the session goes on."),
+        Clause("errors.recoverable", _ENV, "After a recoverable error the session continues."),
         Clause("errors.abandon", _CLIENT, "After a non-recoverable error the session ends."),
     ),
     "Shutdown": (
@@ -107,12 +107,12 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
     "Model workflow: Predict": (
         Clause("predict.observation", _MODEL, "Observations are of the route's space, or refused."),
         Clause("predict.context", _MODEL, "The response mirrors the request's context."),
-        Clause("predict.actions", _MODEL, "There is one action of the route's space a slot."),
+        Clause("predict.actions", _MODEL, "There is one action of the route's space per slot."),
     ),
     "Model workflow: ordering and errors": (
         Clause("model.one-response", _MODEL, "Each request has one response, with its id."),
         Clause("model.in-band", _MODEL, "Failures are ModelErrors with a code and a message."),
-        Clause("model.recoverable", _MODEL, "After a recoverable error the session goes on."),
+        Clause("model.recoverable", _MODEL, "After a recoverable error the session continues."),
         Clause("model.arrival", _MODEL, "Without concurrent_predict, answers come in order."),
         Clause("model.demultiplex", _CLIENT, "Clients tell responses apart by their ids."),
         Clause("model.route-order", _MODEL, "Requests of one route take effect in order."),
@@ -121,8 +121,10 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
     "Structural conformance": (
         Clause("structure.dict-keys", _ENV, "A Dict without a declared key is rejected."),
         Clause("structure.box-shape", _ENV, "A Box of another shape is rejected."),
-        Clause("structure.multi-discrete-shape", _ENV, "So is a MultiDiscrete of another shape."),
-        Clause("structure.multi-binary-shape", _ENV, "So is a MultiBinary of another shape."),
+        Clause(
+            "structure.multi-discrete-shape", _ENV, "A MultiDiscrete of another shape is rejected."
+        ),
+        Clause("structure.multi-binary-shape", _ENV, "A MultiBinary of another shape is rejected."),
         Clause("structure.tuple-arity", _ENV, "A Tuple with more or fewer parts is rejected."),
         Clause("structure.discrete-domain", _ENV, "A Discrete outside its domain is rejected."),
         Clause(
@@ -130,7 +132,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
             _ENV,
             "Each MultiDiscrete element has a domain.",
         ),
-        Clause("structure.nan", _ENV, "NaN is rejected, also beside a range violation."),
+        Clause("structure.nan", _ENV, "NaN is rejected, also next to a range violation."),
         Clause("structure.non-recoverable", _ENV, "A structural rejection is non-recoverable."),
     ),
     "Range conformance": (
@@ -141,7 +143,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
     ),
     "Enforcement": (
         Clause("enforcement.observations", _ENV, "Wrong observations do not reach the client."),
-        Clause("enforcement.actions", _ENV, "Actions reach the environment as they were sent."),
+        Clause("enforcement.actions", _ENV, "Actions reach the environment unchanged."),
     ),
     "Dtype conformance": (
         Clause("dtype.declared", _ENV, "Every delivered value has its declared dtype."),
@@ -150,15 +152,15 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("dtype.floats", _ENV, "Floats are narrowed to their declared dtype."),
     ),
     "Conformance warnings": (
-        Clause("warnings.place", _ENV, "They are in the infos under the reserved key."),
-        Clause("warnings.once", _ENV, "Each kind and path is reported once a session."),
-        Clause("warnings.advisory", _ENV, "They leave the session usable."),
+        Clause("warnings.place", _ENV, "Warnings are in the infos, under the reserved key."),
+        Clause("warnings.once", _ENV, "Each kind and path is reported once per session."),
+        Clause("warnings.advisory", _ENV, "Warnings leave the session usable."),
     ),
     "The generation's wire": (
         Clause("wire.pin", _BOTH, "A provisional edition's checksum must match, if it is shown."),
-        Clause("wire.unreadable", _ENV, "A frame that is no request is answered in band."),
-        Clause("wire.bare-join", _ENV, "A Join without a session id is served all the same."),
-        Clause("wire.partial-reset", _ENV, "A Reset's env_indices restart just those lanes."),
+        Clause("wire.unreadable", _ENV, "A frame that is not a request is answered in band."),
+        Clause("wire.bare-join", _ENV, "A Join without a session id is served, too."),
+        Clause("wire.partial-reset", _ENV, "A Reset with env_indices restarts only those lanes."),
         Clause("wire.step-lanes", _ENV, "A Step's env_indices are refused."),
     ),
 }

@@ -61,19 +61,19 @@ def every_request_has_one_response(subject: EnvSubject) -> None:
         sent, responses = _pipeline(subject, session)
     counts = Counter(response.request_id for response in responses)
     strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
-    require(not strange, f"responses by request_id, where it is not one: {strange}")
+    require(not strange, f"responses by request_id, where there is not exactly one: {strange}")
 
 
 @holds(ENV, "ordering.in-band")
-def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
+def a_request_that_fails_is_answered_in_band(subject: EnvSubject) -> None:
     """Invalid arguments, each in its own session."""
     lanes = subject.contract.num_envs
     wrong = packed_rest(subject.contract) + b"\xff"
     requests: list[tuple[Reset | Step, str]] = [
-        (Reset("1", seeds=(1,) * (lanes + 1)), "with a seed too many"),
-        (Reset("1", env_indices=(lanes,)), "of a lane too many"),
+        (Reset("1", seeds=(1,) * (lanes + 1)), "with one seed too many"),
+        (Reset("1", env_indices=(lanes,)), "of a lane that does not exist"),
         (Reset("1", env_indices=(-1,)), "of lane -1"),
-        (Step("1", wrong), "with an action of a wrong size"),
+        (Step("1", wrong), "with an action of the wrong size"),
     ]
     for request, why in requests:
         with subject.session() as session:
@@ -108,7 +108,7 @@ def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "vector.entries")
-def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
+def rewards_and_masks_have_one_entry_per_lane(subject: EnvSubject) -> None:
     """In every response up to the one that ends an episode; ``step`` counts them."""
     with subject.session() as session:
         session.reset()
@@ -117,7 +117,7 @@ def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "vector.index-order")
-def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
+def entries_are_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
     """Only the last of several lanes ends, and only it ends."""
     lanes = subject.probe().num_envs
     if lanes < 2:
@@ -162,7 +162,7 @@ def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "reset.seeds")
-def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
+def a_reset_has_no_seeds_or_one_per_lane(subject: EnvSubject) -> None:
     """Any other number is refused. With the probe: each seed reaches its own lane."""
     lanes = subject.contract.num_envs
     seeds = tuple(range(7, 7 + lanes))
@@ -191,7 +191,7 @@ def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "step.all-lanes")
-def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
+def a_step_is_one_step_of_each_lane(subject: EnvSubject) -> None:
     """By the records in the response to Close; the probe counts itself."""
     with subject.session() as session:
         session.reset()
@@ -208,7 +208,7 @@ def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "step.response")
-def a_step_gives_all_there_is(subject: EnvSubject) -> None:
+def a_step_gives_all_of_its_results(subject: EnvSubject) -> None:
     """Observation, current ids, and the environment's infos."""
     with subject.session() as session:
         ids = session.reset().episode_ids
@@ -220,8 +220,8 @@ def a_step_gives_all_there_is(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "wire.unreadable")
-def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
-    """A message without a kind. Bytes that are no message may also end the stream with a status."""
+def a_frame_that_is_not_a_request_is_answered_in_band(subject: EnvSubject) -> None:
+    """A message without a kind; other bytes may also end the stream with a status."""
     with subject.session() as session:
         session.reset()
         _require_error(session, b"")
@@ -241,7 +241,7 @@ def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "wire.partial-reset")
-def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
+def env_indices_restart_only_those_lanes(subject: EnvSubject) -> None:
     """The other lanes keep id, observation and count; a server without the feature refuses it."""
     lanes = subject.contract.num_envs
     if lanes < 2:
@@ -302,15 +302,15 @@ def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
         try:
             decode_png(response.png or b"")
         except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports it
-            raise ClauseBroken(f"the frame is no PNG: {error}") from error
+            raise ClauseBroken(f"the frame is not a PNG: {error}") from error
     elif mode:
         raise ClauseNotObservable(f"what mode {mode!r} draws is not known here")
     else:
-        require(response.png is None, "there is no render mode, but a frame")
+        require(response.png is None, "there is a frame without a render mode")
 
 
 def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:
-    """Send a whole session at once; return the sent ids, and all responses."""
+    """Send a whole session without waiting; return the sent ids, and all responses."""
     requests: list[Reset | Step | Render | Close] = [session.step_request()]
     for number in range(_PIPELINED_STEPS):
         if number % 10 == 0:
@@ -454,13 +454,13 @@ def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "errors.recoverable")
-def a_session_goes_on_after_a_recoverable_error(subject: EnvSubject) -> None:
+def a_session_continues_after_a_recoverable_error(subject: EnvSubject) -> None:
     """After a refusal with any request, after an environment's error with a Reset."""
     lanes = subject.contract.num_envs
     with subject.session() as session:
         session.reset()
         request = Reset(session.new_id(), seeds=(1,) * (lanes + 1))
-        if session.refused(request, "with a seed too many").is_recoverable:
+        if session.refused(request, "with one seed too many").is_recoverable:
             session.step()
         if subject.is_probe:
             failing = Step(session.new_id(), session.command(ProbeCommand.FAIL))
@@ -567,7 +567,7 @@ def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> N
         session.obey()
         second = session.obey(ProbeCommand.TRUNCATE)
         extra = [record for record in second.completed_episodes if record.env_index == 0]
-        require(not extra, "an episode that no Reset began is completed")
+        require(not extra, "an episode that no Reset began has a record")
         fresh = session.reset().episode_ids[0]
         require(fresh not in {"", first[0]}, f"after a Reset the id is {fresh!r}")
         third = session.obey(ProbeCommand.TERMINATE)
@@ -576,8 +576,8 @@ def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> N
 
 
 @holds(ENV, "episodes.autoreset")
-def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
-    """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment goes on."""
+def ended_lanes_continue_as_the_contract_says(subject: EnvSubject) -> None:
+    """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment continues."""
     mode = subject.probe().autoreset_mode
     if mode is AutoresetMode.SAME_STEP:
         raise ClauseNotObservable("the mode is SAME_STEP, which the edition reserves")
@@ -809,7 +809,7 @@ def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "enforcement.actions")
-def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None:
+def actions_reach_the_environment_unchanged(subject: EnvSubject) -> None:
     """By the probe's echo, part by part; also a value out of range, where it is delivered."""
     subject.probe()
     parts = {
@@ -878,7 +878,7 @@ def floats_are_narrowed(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "warnings.place")
-def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
+def warnings_are_in_the_infos(subject: EnvSubject) -> None:
     """Under the reserved key, of a step and of a reset."""
     with _warned(subject) as session:
         start = session.reset()
@@ -917,7 +917,7 @@ def each_violation_is_reported_once(subject: EnvSubject) -> None:
 
 
 @holds(ENV, "warnings.advisory")
-def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
+def a_warning_leaves_value_and_session_unchanged(subject: EnvSubject) -> None:
     """The value is delivered unaltered; later Steps and Resets succeed."""
     with _warned(subject) as session:
         session.reset()
@@ -978,5 +978,5 @@ def _require_echo(session: RawEnvSession, done: StepDone, name: str, value: Any)
 
 def _needed(found: list[bytes], what: str) -> list[bytes]:
     if not found:
-        raise ClauseNotObservable(f"there is no {what} in the action space")
+        raise ClauseNotObservable(f"the action space has no {what}")
     return found

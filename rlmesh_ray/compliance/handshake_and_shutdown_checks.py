@@ -26,9 +26,9 @@ def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
 @_both("session.generation")
 def another_generation_is_refused(subject: Subject) -> None:
     """An unknown generation must not be compatible."""
-    require(subject.shake_hands().compatible, "a handshake of its own generation is refused")
+    require(subject.shake_hands().compatible, "an offer of its own generation is refused")
     answer = subject.shake_hands(generation=_NO_GENERATION)
-    require(not answer.compatible, f"generation {_NO_GENERATION!r} is taken for compatible")
+    require(not answer.compatible, f"generation {_NO_GENERATION!r} is accepted")
 
 
 @_both("session.mutual-edition")
@@ -36,7 +36,7 @@ def an_offer_without_a_mutual_edition_is_refused(subject: Subject) -> None:
     """Too old, too new, and none at all."""
     for editions in ((_TOO_OLD, _TOO_NEW), ()):
         answer = subject.shake_hands(editions=editions)
-        require(not answer.compatible, f"an offer of {list(editions)} is taken for compatible")
+        require(not answer.compatible, f"an offer of {list(editions)} is accepted")
     answer = subject.shake_hands(editions=(_TOO_OLD, EDITION_2026_06.name, _TOO_NEW))
     require(answer.compatible, f"{EDITION_2026_06.name} among others is refused")
 
@@ -64,7 +64,7 @@ def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
     """For another generation and for other editions."""
     for changes in ({"generation": _NO_GENERATION}, {"editions": (_TOO_OLD,)}):
         answer = subject.shake_hands(**changes)
-        require(not answer.compatible, f"{changes} is taken for compatible")
+        require(not answer.compatible, f"{changes} is accepted")
         require(bool(answer.error_message), f"the refusal of {changes} has no error_message")
         known = EDITION_2026_06.name in answer.editions
         require(known, f"the refusal of {changes} does not list the server's editions")

@@ -112,7 +112,7 @@ def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]
             if isinstance(response, RouteConfigured):
                 yield session
                 return
-    raise ClauseNotObservable("the model opens only one route a session")
+    raise ClauseNotObservable("the model opens only one route per session")
 
 
 @holds(MODEL, "route.close")
@@ -134,7 +134,7 @@ def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
     """A batch of another size is refused in band."""
     with subject.acting() as session:
         session.configure()
-        session.refused(_misshapen(session), "of a wrong size")
+        session.refused(_misshapen(session), "of the wrong size")
 
 
 @holds(MODEL, "predict.context")
@@ -149,7 +149,7 @@ def the_response_mirrors_the_context(subject: ModelSubject) -> None:
 
 
 @holds(MODEL, "predict.actions")
-def there_is_one_action_a_slot(subject: ModelSubject) -> None:
+def there_is_one_action_per_slot(subject: ModelSubject) -> None:
     """For all lanes, for one lane, and in the order of the slots."""
     lanes = subject.contract.num_envs
     with subject.acting() as session:
@@ -167,7 +167,7 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
     """On one route, whose responses are in order: the last one ends the count."""
     with subject.acting() as session:
         session.configure()
-        is_recoverable = session.refused(_misshapen(session), "of a wrong size").is_recoverable
+        is_recoverable = session.refused(_misshapen(session), "of the wrong size").is_recoverable
     with subject.acting() as session:
         session.configure()
         requests: list[ModelRequest] = [
@@ -184,7 +184,7 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
     counts = Counter(ids)
     sent = [request.request_id for request in (*requests, last)]
     strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
-    require(not strange, f"responses by request_id, where it is not one: {strange}")
+    require(not strange, f"responses by request_id, where there is not exactly one: {strange}")
 
 
 @holds(MODEL, "model.in-band")
@@ -199,18 +199,18 @@ def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
         errors.append(session.refused(without, "without a contract"))
     with subject.acting() as session:
         session.configure()
-        errors.append(session.refused(_misshapen(session), "with an observation of a wrong size"))
+        errors.append(session.refused(_misshapen(session), "with an observation of the wrong size"))
     for error in errors:
         require(error.code is not ModelErrorCode.UNSPECIFIED, f"no code: {error.message!r}")
         require(bool(error.message), f"no message with {error.code.name}")
 
 
 @holds(MODEL, "model.recoverable")
-def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
+def a_session_continues_after_a_recoverable_error(subject: ModelSubject) -> None:
     """The next Predict succeeds."""
     with subject.acting() as session:
         session.configure()
-        if session.refused(_misshapen(session), "of a wrong size").is_recoverable:
+        if session.refused(_misshapen(session), "of the wrong size").is_recoverable:
             session.predict()
 
 
@@ -230,7 +230,7 @@ def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
 
 @holds(MODEL, "model.route-order")
 def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
-    """A route's whole lifecycle is sent at once, and another one starts.
+    """A route's whole lifecycle is sent without waiting, and another one starts.
 
     A policy's handling of lifecycles (on_reset, the end of an episode) is not visible in any
     response, and cannot be checked.
@@ -258,7 +258,7 @@ def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
     require(order == expected, f"responses of one route came in the order {order}")
     found = [type(response) for response in responses]
     names = [kind.__name__ for kind in found]
-    require(found == effects, f"a route's requests, sent at once, had the effects {names}")
+    require(found == effects, f"a route's requests, sent together, had the effects {names}")
 
 
 @holds(MODEL, "model.close-drains")

@@ -47,7 +47,7 @@ class ProbeCommand(enum.IntEnum):
     FAIL = 3
     """The environment raises an error; its text contains ``probe``."""
     SLEEP = 4
-    """The environment computes or sleeps for ``SLEEP_S`` before it goes on."""
+    """The environment computes or sleeps for ``SLEEP_S`` before it continues."""
     OBSERVE_NAN = 5
     """``noise`` is ``[NaN, 2]``: one element is NaN, the other merely out of its bounds."""
     OBSERVE_OUT_OF_RANGE = 6

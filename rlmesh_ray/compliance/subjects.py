@@ -185,13 +185,13 @@ class RawSession(Generic[RequestT, ResponseT, FailedT]):
 
         Raises:
             EndpointError: There was none in time, or the stream ended.
-            ClauseBroken: The frame is no response.
+            ClauseBroken: The frame is not a response.
         """
         self.last_frame = self._stream.receive(self._timeout_s)
         try:
             response: ResponseT = self._wire.parse_response(self.last_frame)
         except CodecError as error:
-            raise ClauseBroken(f"a frame is no response: {error}") from error
+            raise ClauseBroken(f"a frame is not a response: {error}") from error
         return response
 
     def leave(self, close: RequestT) -> None:
@@ -334,7 +334,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse, EnvFailed]):
         """Step with ``action``; by default one that lies within the action space.
 
         Raises:
-            ClauseBroken: The response is no StepResponse, or has another number of lanes.
+            ClauseBroken: The response is not a StepResponse, or has another number of lanes.
         """
         done = _expect(self.ask(self.step_request(action)), StepDone, "Step")
         lanes = self._contract.num_envs
@@ -357,7 +357,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse, EnvFailed]):
         """
         done = self.step()
         if ended_lanes(done):
-            raise ClauseNotObservable("episodes end at once")
+            raise ClauseNotObservable("an episode ends with its first step")
         return done
 
     def obey(self, *by_lane: ProbeCommand, **parts: Any) -> StepDone:
@@ -392,7 +392,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse, EnvFailed]):
         """Return the columns of a batched observation.
 
         Raises:
-            ClauseBroken: ``data`` is no batch of observations.
+            ClauseBroken: ``data`` is not a batch of observations.
         """
         spec = self._contract.observation_space
         try:
@@ -603,7 +603,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse, ModelFailed]):
         """Return the columns of the actions, one row for each slot.
 
         Raises:
-            ClauseBroken: They are no such batch of the route's action space.
+            ClauseBroken: They are not such a batch of the route's action space.
         """
         spec = self._contract(route_id).action_space
         try:
@@ -612,7 +612,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse, ModelFailed]):
         except CodecError as error:
             raise ClauseBroken(f"actions for {num_slots} slots do not decode: {error}") from error
         except ConformanceError as error:
-            raise ClauseBroken(f"an action is not of the route's space: {error}") from error
+            raise ClauseBroken(f"an action is not in the route's space: {error}") from error
         return columns
 
     def _contract(self, route_id: str) -> EnvContract:

@@ -48,7 +48,7 @@ def from_gymnasium(space: Space) -> SpaceSpec:
 
     Raises:
         UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
-            Sequence, OneOf and other custom spaces, keys that are no strings, a MultiDiscrete that
+            Sequence, OneOf and other custom spaces, keys that are not strings, a MultiDiscrete that
             does not start at 0, dtypes and sizes that the wire does not have, and more parts than
             clients accept.
     """
@@ -113,7 +113,7 @@ def contract_of(env: Any) -> EnvContract:
     """Return the contract of ``env``: its own, or one made from its spaces.
 
     Raises:
-        ConfigurationError: It is no environment.
+        ConfigurationError: It is not an environment.
     """
     if isinstance(env, EnvContract):
         return env
@@ -122,8 +122,8 @@ def contract_of(env: Any) -> EnvContract:
         return contract
     if not (hasattr(env, "observation_space") and hasattr(env, "action_space")):
         raise ConfigurationError(
-            f"a {type(env).__name__} is no environment to act in: hand in the environment, or what "
-            "its endpoint has sent (RemoteVectorEnv.contract)"
+            f"a {type(env).__name__} is not an environment to act in: give the environment, or the "
+            "contract that its endpoint has sent (RemoteVectorEnv.contract)"
         )
     is_vector = isinstance(env, gymnasium.vector.VectorEnv)
     spec = getattr(env, "spec", None)
@@ -278,7 +278,7 @@ def _text(space: spaces.Text, path: Path) -> TextSpec:
 def _dict(space: spaces.Dict, path: Path) -> DictSpec:
     for key in space.spaces:
         if not isinstance(key, str) or not _has_utf8(key):
-            raise _unsupported(space, path, f"key {key!r} is no UTF-8 string")
+            raise _unsupported(space, path, f"key {key!r} is not a UTF-8 string")
     return DictSpec(
         tuple((str(key), _spec(part, (*path, key))) for key, part in space.spaces.items())
     )

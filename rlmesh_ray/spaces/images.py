@@ -1,7 +1,7 @@
 """Image leaves of a space, and how their pixels are resized, compressed and decompressed.
 
 An image leaf is a uint8 Box with bounds 0 and 255 and shape ``(*stack, height, width, channels)``,
-where channels are 1, 3 or 4. Each image of a stack is a file of its own. Pillow is imported when
+where channels are 1, 3 or 4. Each image of a stack is a separate file. Pillow is imported when
 the first image is processed: a program without images does not wait for it.
 """
 
@@ -34,7 +34,7 @@ class ImageOptions(NamedTuple):
 
     @property
     def names(self) -> str:
-        """The options that are given, for messages; empty: images travel as they are."""
+        """The options that are given, for messages; empty: images travel unchanged."""
         return " and ".join(name for name, option in self._asdict().items() if option is not None)
 
 
@@ -105,7 +105,7 @@ class ImageCodec:
 
 
 def obstacle(leaf: Leaf) -> str:
-    """Return why a leaf is no image leaf, as the end of a sentence; empty if it is one."""
+    """Return why a leaf is not an image leaf, as the end of a sentence; empty if it is one."""
     spec, shape = leaf.spec, leaf.shape
     if not isinstance(spec, BoxSpec) or spec.dtype != "uint8":
         dtype = "text" if leaf.dtype is None else leaf.dtype
@@ -131,7 +131,7 @@ def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
         spec: The space.
 
     Raises:
-        ConfigurationError: There is none; the message says why each leaf is none.
+        ConfigurationError: There is none; the message says why each leaf is not one.
     """
     found = image_leaves(spec)
     if not found:
@@ -167,7 +167,7 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
         spec: The space.
 
     Raises:
-        ConfigurationError: It is neither, or a leaf does not exist or is no image.
+        ConfigurationError: It is neither, or a leaf does not exist or is not an image.
     """
     if not isinstance(resize, Mapping):
         size = _as_size(resize)
@@ -184,7 +184,7 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
             )
         problem = obstacle(by_name[name])
         if problem:
-            raise ConfigurationError(f"resize={{{name!r}: ...}} is no image: it {problem}")
+            raise ConfigurationError(f"resize={{{name!r}: ...}} is not an image: it {problem}")
         sizes[name] = _as_size(size)
     return sizes
 
@@ -252,7 +252,7 @@ def decode_images(
             lane = at * num_lanes // len(frames)
             height, width, channels = shape
             reason = (
-                f"row {lane} is no {width}x{height} {_MODES[channels]} {format_} image "
+                f"row {lane} is not a {format_} image of {width}x{height} {_MODES[channels]} "
                 f"({str(error)[:200] or type(error).__name__})"
             )
             raise ConformanceError("structure", leaf.name, reason, lane) from error

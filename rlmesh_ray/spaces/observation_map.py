@@ -98,7 +98,7 @@ def _found(tree: Any, parts: _Parts) -> Any:
 
 
 class _ClientLeaf:
-    """A leaf of the client's observation space, as it is."""
+    """A leaf of the client's observation space, unchanged."""
 
     def __init__(self, parts: _Parts) -> None:
         self.parts = parts
@@ -240,7 +240,7 @@ def _concat(_text: str, _: object, *columns: NDArray[Any]) -> NDArray[Any]:
 
 def _dtype(word: str) -> np.dtype[Any]:
     if word not in DTYPES:
-        raise ValueError(f"{word} is no dtype; take one of {', '.join(DTYPES)}")
+        raise ValueError(f"{word} is not a dtype; take one of {', '.join(DTYPES)}")
     return np.dtype(word)
 
 
@@ -432,7 +432,9 @@ class _Parser:
 
     def _path(self, word: str) -> _Parts:
         if not _PATH.fullmatch(word) or word.count("/") >= MAX_DEPTH:
-            self._refuse(f"{word} is no path; write keys with / between, odd ones in double quotes")
+            self._refuse(
+                f"{word} is not a path; write keys with / between, odd ones in double quotes"
+            )
         return tuple(part.replace('"', "") for part in re.findall(_KEY, word))
 
     def _refuse(self, problem: str) -> NoReturn:
@@ -525,8 +527,8 @@ class ObservationMap:
             client_space: Observation space of one lane of the client.
 
         Raises:
-            ConfigurationError: An entry's key is no leaf of the policy's space, or two entries name
-                the same leaf.
+            ConfigurationError: The key of an entry is not a leaf of the policy's space, or two
+                entries name the same leaf.
             ContractMismatchError: The client has no leaf of that path.
         """
         given: dict[str, _Source] = {}

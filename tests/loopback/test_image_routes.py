@@ -229,7 +229,7 @@ def test_a_damaged_image_is_an_invalid_request(policy: Seeing) -> None:
     assert isinstance(failed, ModelFailed)
     assert isinstance(predicted, Predicted)
     assert (failed.code, failed.is_recoverable) == (ModelErrorCode.INVALID_REQUEST, True)
-    assert "observation: row 0 is no 64x48 RGB png image" in failed.message
+    assert "observation: row 0 is not a png image of 64x48 RGB" in failed.message
     assert len(policy.seen) == 1
 
 

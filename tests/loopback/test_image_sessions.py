@@ -132,7 +132,7 @@ def test_images_may_grow_beyond_a_message_of_their_own_size(server: EnvServer) -
 @pytest.mark.parametrize(
     ("resize", "message"),
     [
-        ({"joints": (4, 4)}, r"is no image: it is a Box of float32, not a Box of uint8"),
+        ({"joints": (4, 4)}, r"is not an image: it is a Box of float32, not a Box of uint8"),
         ({"wrist": (4, 4)}, r"names no leaf of the observation space: it has 'camera'"),
         ((4,), r"must be \(height, width\)"),
         ("policy", r"must be \(height, width\)"),
@@ -201,7 +201,7 @@ def test_an_evaluation_takes_a_codec(server: EnvServer) -> None:
     result = evaluate(server.address, act, episodes=4, seed=1, image_codec="png", resize=(8, 8))
 
     assert (result.return_mean, seen[0].shape[1:]) == (4.0, (8, 8, 3))
-    with pytest.raises(ConfigurationError, match="is no image"):
+    with pytest.raises(ConfigurationError, match="is not an image"):
         evaluate(server.address, act, episodes=1, resize={"joints": (8, 8)})
     with pytest.raises(ConfigurationError, match="is not known"):
         evaluate(server.address, act, episodes=1, image_codec="gif")

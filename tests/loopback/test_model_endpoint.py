@@ -114,7 +114,7 @@ class Remembering:
 
 
 def test_what_is_no_environment_gets_no_route(model: RemoteModel) -> None:
-    with pytest.raises(ConfigurationError, match="a NoneType is no environment to act in"):
+    with pytest.raises(ConfigurationError, match="a NoneType is not an environment to act in"):
         model.configure_route(None)
 
     model.configure_route(CONTRACT)

@@ -440,7 +440,7 @@ def test_what_cannot_be_served_is_refused_before_clients_come(tmp_path: Path) ->
         ModelServer(doubled, openpi_env=Arm())
     with pytest.raises(ConfigurationError, match="'actions' is text"):
         ModelServer(doubled, address=OPENPI, openpi_env=text)
-    with pytest.raises(ConfigurationError, match="is no environment"):
+    with pytest.raises(ConfigurationError, match="is not an environment"):
         ModelServer(doubled, address=OPENPI, openpi_env=3)
     with pytest.raises(AddressError, match="give a token"):
         ModelServer(doubled, address=ListenOptions(openpi="0.0.0.0:0"), openpi_env=Arm())

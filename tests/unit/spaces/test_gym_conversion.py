@@ -99,8 +99,8 @@ def test_the_new_space_can_be_sampled(space: Space) -> None:
         (Custom(), "FilterObservation, or make one of these of it with TransformObservation"),
         (Mission(shape=(2,)), "supported are"),
         (spaces.MultiDiscrete([2], start=[1]), "no start for MultiDiscrete"),
-        (spaces.Dict({1: spaces.Discrete(2)}), "key 1 is no UTF-8 string"),  # type: ignore[dict-item]
-        (spaces.Dict({"\ud800": spaces.Discrete(2)}), "no UTF-8 string"),
+        (spaces.Dict({1: spaces.Discrete(2)}), "key 1 is not a UTF-8 string"),  # type: ignore[dict-item]
+        (spaces.Dict({"\ud800": spaces.Discrete(2)}), "not a UTF-8 string"),
         (spaces.Box(0, 1, (2,), np.longdouble), "has no wire form"),
         (spaces.Box(0, 1, (2,), np.dtype(">f4")), "dtype >f4 has no wire form"),  # type: ignore[arg-type]
         (spaces.Discrete(2**63, dtype=np.uint64), "beyond int64"),

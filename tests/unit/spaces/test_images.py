@@ -180,7 +180,7 @@ def test_sizes_for_an_image_that_is_the_whole_space() -> None:
     ("resize", "message"),
     [
         ({"wrist": (4, 4)}, r"names no leaf.*'camera', 'joints'"),
-        ({"joints": (4, 4)}, r"is no image: it is a Box of float32"),
+        ({"joints": (4, 4)}, r"is not an image: it is a Box of float32"),
         ({}, r"names no image: leave it out"),
         ((4,), r"must be \(height, width\)"),
         ((True, 4), r"must be \(height, width\)"),
@@ -244,7 +244,7 @@ def test_a_file_of_another_size_mode_or_format_is_refused(format_: str) -> None:
         wrong["mode"] = saved(Image.new("RGBA", (24, 16), (1, 2, 3, 4)), format_)
 
     for data in wrong.values():
-        with pytest.raises(ConformanceError, match=rf"row 0 is no 24x16 RGB {format_} image"):
+        with pytest.raises(ConformanceError, match=rf"row 0 is not a {format_} image of 24x16 RGB"):
             one(format_, data, 16, 24, 3)
 
 
@@ -253,7 +253,9 @@ def test_the_error_names_the_leaf_and_the_row() -> None:
     files = ImageCodec("png").encode(noise(6, 8, 8, 3))
     files[3] = files[3][:60]
 
-    with pytest.raises(ConformanceError, match=r"camera: row 1 is no 8x8 RGB png image") as raised:
+    with pytest.raises(
+        ConformanceError, match=r"camera: row 1 is not a png image of 8x8 RGB"
+    ) as raised:
         decode_images("png", leaf, files, 3)
 
     assert raised.value.lane == 1
