@@ -73,6 +73,9 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     """
     if leaf.dtype is None:
         return _text(leaf, value) if num_lanes is None else _texts(leaf, value, num_lanes)
+    is_number = num_lanes is None and isinstance(leaf.spec, DiscreteSpec)
+    if is_number and type(value) is leaf.dtype.type:
+        return value
     shape = leaf.shape if num_lanes is None else (num_lanes, *leaf.shape)
     array = value
     if type(value) is not np.ndarray or value.dtype != leaf.dtype or value.shape != shape:
@@ -81,7 +84,7 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
             reason = f"has shape {array.shape}, expected {shape}"
             raise ConformanceError("structure", leaf.name, reason)
         array = _cast(leaf, array, leaf.dtype)
-    return array[()] if num_lanes is None and isinstance(leaf.spec, DiscreteSpec) else array
+    return array[()] if is_number else array
 
 
 def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
