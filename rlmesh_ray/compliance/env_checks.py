@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
 from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
@@ -673,55 +674,36 @@ _WRONG_OBSERVATIONS = (
 )
 
 
-@holds(ENV, "structure.dict-keys")
-def a_dict_without_a_declared_key_is_rejected(subject: EnvSubject) -> None:
-    """By an action whose first Dict lacks a key."""
-    _require_rejected(subject, action_cases.without_key(subject.contract), "Dict")
+def _rejects(clause: str, what: str, cases: Callable[[EnvContract], list[bytes]]) -> None:
+    """Add the check that actions are rejected: those that ``cases`` makes for a contract."""
+
+    def rejected(subject: EnvSubject) -> None:
+        for action in _needed(cases(subject.contract), what):
+            with subject.session() as session:
+                session.reset()
+                session.refused(session.step_request(action), f"with an invalid {what}")
+
+    rejected.__name__ = f"an_action_with_an_invalid_{what.replace(' ', '_')}_is_rejected"
+    holds(ENV, clause)(rejected)
 
 
-@holds(ENV, "structure.box-shape")
-def a_box_of_another_shape_is_rejected(subject: EnvSubject) -> None:
-    """By actions with an element too many, and one too few."""
-    _require_rejected(subject, action_cases.resized(subject.contract, BoxSpec), "Box")
-
-
-@holds(ENV, "structure.multi-discrete-shape")
-def a_multi_discrete_of_another_shape_is_rejected(subject: EnvSubject) -> None:
-    """By actions with an element too many, and one too few."""
-    found = action_cases.resized(subject.contract, MultiDiscreteSpec)
-    _require_rejected(subject, found, "MultiDiscrete")
-
-
-@holds(ENV, "structure.multi-binary-shape")
-def a_multi_binary_of_another_shape_is_rejected(subject: EnvSubject) -> None:
-    """By actions with an element too many, and one too few."""
-    found = action_cases.resized(subject.contract, MultiBinarySpec)
-    _require_rejected(subject, found, "MultiBinary")
-
-
-@holds(ENV, "structure.tuple-arity")
-def a_tuple_with_more_or_fewer_parts_is_rejected(subject: EnvSubject) -> None:
-    """By actions whose first Tuple has a part less, and one more."""
-    _require_rejected(subject, action_cases.of_another_arity(subject.contract), "Tuple")
-
-
-@holds(ENV, "structure.discrete-domain")
-def a_discrete_outside_its_domain_is_rejected(subject: EnvSubject) -> None:
-    """By actions one above, and one below."""
-    _require_rejected(subject, action_cases.outside_discrete(subject.contract), "Discrete")
-
-
-@holds(ENV, "structure.multi-discrete-domain")
-def a_multi_discrete_element_outside_its_own_domain_is_rejected(subject: EnvSubject) -> None:
-    """By actions one above, where another element may be that large, and one below."""
-    found = action_cases.outside_multi_discrete(subject.contract)
-    _require_rejected(subject, found, "MultiDiscrete")
-
-
-@holds(ENV, "structure.nan")
-def nan_is_rejected(subject: EnvSubject) -> None:
-    """Also beside an element that is merely out of range."""
-    _require_rejected(subject, action_cases.with_nan(subject.contract), "Box of floats")
+_rejects("structure.dict-keys", "Dict", action_cases.without_key)
+_rejects("structure.box-shape", "Box", partial(action_cases.resized, kind=BoxSpec))
+_rejects(
+    "structure.multi-discrete-shape",
+    "MultiDiscrete",
+    partial(action_cases.resized, kind=MultiDiscreteSpec),
+)
+_rejects(
+    "structure.multi-binary-shape",
+    "MultiBinary",
+    partial(action_cases.resized, kind=MultiBinarySpec),
+)
+_rejects("structure.tuple-arity", "Tuple", action_cases.of_another_arity)
+_rejects("structure.discrete-domain", "Discrete", action_cases.outside_discrete)
+_rejects("structure.multi-discrete-domain", "MultiDiscrete", action_cases.outside_multi_discrete)
+_rejects("structure.nan", "Box of floats", action_cases.with_nan)
+_rejects("dtype.exact-bytes", "Box", action_cases.widened)
 
 
 @holds(ENV, "structure.non-recoverable")
@@ -843,12 +825,6 @@ def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
             session.observation(done.observation)
 
 
-@holds(ENV, "dtype.exact-bytes")
-def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
-    """A Box whose elements are sent at twice their width."""
-    _require_rejected(subject, action_cases.widened(subject.contract), "Box")
-
-
 @holds(ENV, "dtype.integers")
 def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
     """An integral float is coerced; a fraction and too large a float are rejected."""
@@ -933,13 +909,6 @@ def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
     if subject.validation is not ValidationMode.WARN:
         raise ClauseNotObservable(f"the server's policy is {subject.validation.value}")
     return subject.session()
-
-
-def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> None:
-    for action in _needed(found, what):
-        with subject.session() as session:
-            session.reset()
-            session.refused(session.step_request(action), f"with an invalid {what}")
 
 
 def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:

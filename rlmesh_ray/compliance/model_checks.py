@@ -159,7 +159,7 @@ def there_is_one_action_per_slot(subject: ModelSubject) -> None:
         session.actions(session.predict(single), 1)
     with subject.acting() as session:
         session.configure(ROUTE, subject.wide_contract)
-        ActionOrderCheck(session, subject.wide_contract).check()
+        _require_actions_in_order(session, subject.wide_contract)
 
 
 @holds(MODEL, "model.one-response")
@@ -300,8 +300,8 @@ def _two_routes(session: RawModelSession) -> list[ModelRequest]:
     return requests
 
 
-class ActionOrderCheck:
-    """Requests actions for observations, singly and together: they must be in the slots' order.
+def _require_actions_in_order(session: RawModelSession, contract: EnvContract) -> None:
+    """Require that the actions of a Predict are in the order of its slots.
 
     A response does not show the order by itself. So two observations that get different actions in
     single Predicts must get the same actions when they share a Predict.
@@ -309,54 +309,45 @@ class ActionOrderCheck:
     Args:
         session: A session with a configured route.
         contract: Contract of the route, with at least two lanes.
+
+    Raises:
+        ClauseBroken: They are not.
+        ClauseNotObservable: The policy gives all observations the same action, or one observation
+            different ones.
     """
+    columns = varied(contract.observation_space, _NUM_CANDIDATES, seed=0)
 
-    def __init__(self, session: RawModelSession, contract: EnvContract) -> None:
-        self._session = session
-        self._columns = varied(contract.observation_space, _NUM_CANDIDATES, seed=0)
+    def ask(*rows_and_lanes: tuple[int, int]) -> Actions:
+        slots = [slot(lane, 0, session.new_id()) for _, lane in rows_and_lanes]
+        chosen = rows(columns, *(row for row, _ in rows_and_lanes))
+        request = session.predict_request(ROUTE, slots=slots, columns=chosen)
+        return session.actions(session.predict(request), len(slots))
 
-    def check(self) -> None:
-        """Require that two actions are in the order of their slots.
-
-        Raises:
-            ClauseBroken: They are not.
-            ClauseNotObservable: The policy gives all observations the same action, or one
-                observation different ones.
-        """
-        row, first, second = self._two_that_differ()
-        for _ in range(_REPEATS):
-            again = self._ask((0, 0)), self._ask((row, 1))
-            if not (_is_close(again[0], first) and _is_close(again[1], second)):
-                raise ClauseNotObservable(f"the policy does not repeat its actions, {_UNSEEN}")
-        together = [self._ask((0, 0), (row, 1)) for _ in range(_REPEATS)]
-        matches = [
-            _is_close(rows(actions, 0), first) and _is_close(rows(actions, 1), second)
-            for actions in together
-        ]
-        if not any(matches):
-            raise ClauseBroken(
-                f"two observations get the actions {_shown(first)} and {_shown(second)} one after "
-                f"the other, but {_shown(together[0])} in one Predict"
-            )
-        if not all(matches):
-            raise ClauseNotObservable(f"the policy does not repeat its actions, {_UNSEEN}")
-
-    def _two_that_differ(self) -> tuple[int, Actions, Actions]:
-        """Return a row that gets another action than row 0, and both actions."""
-        first = self._ask((0, 0))
-        for row in range(1, _NUM_CANDIDATES):
-            second = self._ask((row, 1))
-            if not _is_close(first, second):
-                return row, first, second
+    first = ask((0, 0))
+    for row in range(1, _NUM_CANDIDATES):
+        second = ask((row, 1))
+        if not _is_close(first, second):
+            break
+    else:
         raise ClauseNotObservable(
             f"the policy has one action for {_NUM_CANDIDATES} different observations, {_UNSEEN}"
         )
-
-    def _ask(self, *rows_and_lanes: tuple[int, int]) -> Actions:
-        slots = [slot(lane, 0, self._session.new_id()) for _, lane in rows_and_lanes]
-        chosen = rows(self._columns, *(row for row, _ in rows_and_lanes))
-        request = self._session.predict_request(ROUTE, slots=slots, columns=chosen)
-        return self._session.actions(self._session.predict(request), len(slots))
+    for _ in range(_REPEATS):
+        again = ask((0, 0)), ask((row, 1))
+        if not (_is_close(again[0], first) and _is_close(again[1], second)):
+            raise ClauseNotObservable(f"the policy does not repeat its actions, {_UNSEEN}")
+    together = [ask((0, 0), (row, 1)) for _ in range(_REPEATS)]
+    matches = [
+        _is_close(rows(actions, 0), first) and _is_close(rows(actions, 1), second)
+        for actions in together
+    ]
+    if not any(matches):
+        raise ClauseBroken(
+            f"two observations get the actions {_shown(first)} and {_shown(second)} one after "
+            f"the other, but {_shown(together[0])} in one Predict"
+        )
+    if not all(matches):
+        raise ClauseNotObservable(f"the policy does not repeat its actions, {_UNSEEN}")
 
 
 def _is_close(one: Actions, other: Actions) -> bool:
