@@ -84,7 +84,6 @@ def a_request_that_fails_is_answered_in_band(subject: EnvSubject) -> None:
 
 @holds(ENV, "vector.width")
 def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
-    """The contract's width against that of the first response."""
     lanes = subject.contract.num_envs
     require(lanes >= 1, f"the contract has num_envs = {lanes}")
     with subject.session() as session:
@@ -182,7 +181,6 @@ def a_reset_has_no_seeds_or_one_per_lane(subject: EnvSubject) -> None:
 
 @holds(ENV, "reset.response")
 def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
-    """The batch decodes, and every lane has a different id."""
     with subject.session() as session:
         done = session.reset()
         session.observation(done.observation)
@@ -210,7 +208,6 @@ def a_step_is_one_step_of_each_lane(subject: EnvSubject) -> None:
 
 @holds(ENV, "step.response")
 def a_step_gives_all_of_its_results(subject: EnvSubject) -> None:
-    """Observation, current ids, and the environment's infos."""
     with subject.session() as session:
         ids = session.reset().episode_ids
         done = session.step_on()
@@ -442,7 +439,6 @@ def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
 
 @holds(ENV, "errors.content")
 def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
-    """For a refused request, and for an environment that raises."""
     with subject.session() as session:
         errors = [session.refused(session.step_request(), "before the first Reset")]
         if subject.is_probe:
@@ -503,7 +499,6 @@ def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
 
 @holds(ENV, "episodes.complete")
 def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
-    """The lanes with a flag are those with a record, up to the first end."""
     with subject.session() as session:
         session.reset()
         done = session.step()
@@ -755,7 +750,6 @@ def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> 
 
 @holds(ENV, "range.text")
 def texts_follow_the_policy(subject: EnvSubject) -> None:
-    """One that is too long or too short, and one with a character outside the charset."""
     for action in _needed(action_cases.odd_texts(subject.contract), "Text of limited length"):
         _require_policy(subject, action, "a Text of a wrong length")
     if subject.is_probe:
@@ -812,7 +806,6 @@ def actions_reach_the_environment_unchanged(subject: EnvSubject) -> None:
 
 @holds(ENV, "dtype.declared")
 def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
-    """Every batch has just the bytes that the declared dtypes need."""
     with subject.session() as session:
         session.observation(session.reset().observation)
         for _ in range(3):
@@ -843,7 +836,6 @@ def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
 
 @holds(ENV, "dtype.floats")
 def floats_are_narrowed(subject: EnvSubject) -> None:
-    """A double for a float32 loses precision and nothing else."""
     subject.probe()
     with subject.session() as session:
         session.reset()
@@ -855,7 +847,6 @@ def floats_are_narrowed(subject: EnvSubject) -> None:
 
 @holds(ENV, "warnings.place")
 def warnings_are_in_the_infos(subject: EnvSubject) -> None:
-    """Under the reserved key, of a step and of a reset."""
     with _warned(subject) as session:
         start = session.reset()
         require(WARNING_KEY not in start.infos, "a Reset that conforms is warned about")

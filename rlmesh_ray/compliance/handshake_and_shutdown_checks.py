@@ -25,7 +25,6 @@ def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
 
 @_both("session.generation")
 def another_generation_is_refused(subject: Subject) -> None:
-    """An unknown generation must not be compatible."""
     require(subject.shake_hands().compatible, "an offer of its own generation is refused")
     answer = subject.shake_hands(generation=_NO_GENERATION)
     require(not answer.compatible, f"generation {_NO_GENERATION!r} is accepted")
@@ -61,7 +60,6 @@ def the_highest_mutual_edition_is_selected(subject: Subject) -> None:
 
 @_both("session.refusal")
 def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
-    """For another generation and for other editions."""
     for changes in ({"generation": _NO_GENERATION}, {"editions": (_TOO_OLD,)}):
         answer = subject.shake_hands(**changes)
         require(not answer.compatible, f"{changes} is accepted")
@@ -136,7 +134,6 @@ def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
 
 @holds(ENV, "session.contract")
 def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
-    """Present after a match, absent after a refusal."""
     require(subject.has_contract(), "a compatible handshake has no contract")
     has_contract = subject.has_contract(editions=(_TOO_OLD,))
     require(not has_contract, "a refusal carries a contract")
@@ -144,7 +141,6 @@ def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
 
 @holds(ENV, "session.contract-fixed")
 def the_contract_stays_the_same(subject: EnvSubject) -> None:
-    """Before, during and after a session."""
     before = _packed(subject.shake_hands().contract)
     with subject.session() as session:
         session.reset()

@@ -189,7 +189,6 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
 
 @holds(MODEL, "model.in-band")
 def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
-    """A missing route, an invalid observation, a missing contract."""
     errors = []
     # One session for each, since an error may end it.
     with subject.session() as session:
@@ -207,7 +206,6 @@ def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
 
 @holds(MODEL, "model.recoverable")
 def a_session_continues_after_a_recoverable_error(subject: ModelSubject) -> None:
-    """The next Predict succeeds."""
     with subject.acting() as session:
         session.configure()
         if session.refused(_misshapen(session), "of the wrong size").is_recoverable:

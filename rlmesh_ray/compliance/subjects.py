@@ -102,7 +102,6 @@ class Subject:
         return replace(own, **changes)
 
     def ask_shutdown(self) -> tuple[bool, str]:
-        """Send Shutdown; return whether it was accepted, and the message."""
         reply = self._call("Shutdown", self.wire.pack_shutdown_request("rlmesh-ray check"))
         response = self.wire.parse_shutdown_response(reply)
         self.is_shut_down = response.accepted
@@ -174,7 +173,6 @@ class RawSession(Generic[RequestT, ResponseT, FailedT]):
         return next(self._ids)
 
     def send(self, request: RequestT) -> None:
-        """Send a request without waiting."""
         self._stream.send(self._wire.pack_request(request))
 
     def send_frame(self, frame: bytes) -> None:
@@ -370,7 +368,6 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse, EnvFailed]):
         return values.encode_batch(self._contract.action_space, columns, self._contract.num_envs)
 
     def close(self) -> Closed:
-        """Send Close; return the response."""
         return _expect(self.ask(Close(self.new_id())), Closed, "Close")
 
     def until_episode_ends(self) -> StepDone:
@@ -591,7 +588,6 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse, ModelFailed]):
         return response
 
     def must_be_unconfigured(self, request: ModelRequest, when: str) -> ModelFailed:
-        """Send a request that must get NOT_CONFIGURED; return the error."""
         error = self.refused(request, when)
         require(
             error.code is ModelErrorCode.NOT_CONFIGURED,

@@ -42,12 +42,10 @@ MODEL_CHECKS = _ordered(MODEL)
 
 
 def check_env(subject: EnvSubject) -> Iterator[Finding]:
-    """Run every check of an EnvService; yield each finding when it is known."""
     return (check_env_clause(subject, clause) for clause in ENV_CHECKS)
 
 
 def check_model(subject: ModelSubject) -> Iterator[Finding]:
-    """Run every check of a ModelService; yield each finding when it is known."""
     return (check_model_clause(subject, clause) for clause in MODEL_CHECKS)
 
 

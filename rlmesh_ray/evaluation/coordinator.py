@@ -329,7 +329,6 @@ class Schedule:
         return self._num_left == 0
 
     def interruptions(self, index: int) -> int:
-        """Return how often ``index`` was lost after it had begun."""
         return self._interruptions[index]
 
     def take(self, session: Hashable, lane: int) -> int | None:
@@ -429,7 +428,6 @@ class Coordinator:
         return self._schedule.num_waiting
 
     def stop(self) -> None:
-        """Make every worker stop."""
         with self._changed:
             self.is_stopped = True
             self._changed.notify_all()

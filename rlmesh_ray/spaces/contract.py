@@ -84,7 +84,6 @@ def require_same_contract(expected: EnvContract, found: EnvContract, address: st
 
 
 def space_difference(expected: EnvContract, found: EnvContract) -> str:
-    """Return the differences of the spaces of two contracts; empty where they are equal."""
     own, other = (
         DictSpec(
             (

@@ -144,7 +144,6 @@ def lane_observation_space(observations: DictSpec) -> DictSpec:
 
 
 def filler(spec: SpaceSpec) -> Any:
-    """Return a constant value of the space, for agents without an observation or action."""
     return unflatten(spec, [filler_of_leaf(leaf) for leaf in leaves(spec)])
 
 
