@@ -114,9 +114,7 @@ def test_an_error_names_the_leaf_and_the_row() -> None:
     data = ImageBatchCodec(spec, PNG).encode(columns, 3)
     damaged = data.replace(b"\0\0\0\5\0\0\0\6\10", b"\0\0\0\5\0\0\0\7\10")
 
-    with pytest.raises(
-        CodecError, match=r"pair\.0: row 0 is not a png image of 5x6 RGB"
-    ):
+    with pytest.raises(CodecError, match=r"pair\.0: row 0 is not a png image of 5x6 RGB"):
         ImageBatchCodec(spec, PNG).decode(damaged, 3)
 
 
