@@ -5,8 +5,10 @@ Rule 2: a call that has begun is never moved to another endpoint or sent twice.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 AVOIDED_S = 5.0
 """Time during which new connections avoid a failed endpoint, if there is another."""
@@ -36,6 +38,8 @@ class ConnectionState:
     target: Target
     used_s: float
     num_calls: int = 0
+    channel: Any = None
+    """The caller's channel to ``target``; None: it has opened none, or closed it."""
 
 
 class GatewayBalancer:
@@ -43,9 +47,10 @@ class GatewayBalancer:
 
     def __init__(self) -> None:
         self.targets: tuple[Target, ...] = ()
-        self._connections: dict[str, ConnectionState] = {}
-        # The connections that may count as load: of many, where each call has its own, a few.
-        self._counting: dict[str, ConnectionState] = {}
+        self.connections: dict[str, ConnectionState] = {}
+        """Those that have an endpoint, by name."""
+        # Those that may count as load: of many, where each call has its own connection, a few.
+        self._counting: set[ConnectionState] = set()
         self._failed_s: dict[Target, float] = {}
 
     def renew(self, targets: Sequence[Target]) -> None:
@@ -64,14 +69,13 @@ class GatewayBalancer:
             is_bound: Whether the call belongs to a session. Then, and while another call is open,
                 the endpoint stays the same, even one that is failed or not listed.
         """
-        state = self._connections.get(connection)
+        state = self.connections.get(connection)
         if state is None:
             return None
         is_good = state.target in self.targets and not self.is_avoided(state.target, now_s)
         if not (is_bound or state.num_calls or is_good):
             return None
-        self._touch(connection, state, now_s)
-        return state.target
+        return self._touched(connection, state.target, now_s).target
 
     def choose(
         self, connection: str, now_s: float, without: Collection[Target] = ()
@@ -91,20 +95,13 @@ class GatewayBalancer:
             return None
         loads = self._loads(connection, now_s)
         # Of equal ones the first: the caller decides the order.
-        target = min(
-            candidates, key=lambda each: (self.is_avoided(each, now_s), loads.get(each, 0))
-        )
-        state = self._connections[connection] = ConnectionState(target, now_s)
-        self._touch(connection, state, now_s)
-        return target
+        target = min(candidates, key=lambda each: (self.is_avoided(each, now_s), loads[each]))
+        return self._touched(connection, target, now_s).target
 
     def begin(self, connection: str, target: Target, now_s: float) -> ConnectionState:
         """Count a call of a connection to ``target``; return the state to pass to ``end``."""
-        state = self._connections.get(connection)
-        if state is None or state.target != target:
-            state = self._connections[connection] = ConnectionState(target, now_s)
+        state = self._touched(connection, target, now_s)
         state.num_calls += 1
-        self._touch(connection, state, now_s)
         return state
 
     def end(self, state: ConnectionState, now_s: float) -> None:
@@ -121,37 +118,39 @@ class GatewayBalancer:
 
     def leave(self, connection: str, target: Target) -> None:
         """Release a connection from ``target``, which is gone: its next call chooses anew."""
-        state = self._connections.get(connection)
+        state = self.connections.get(connection)
         if state is not None and state.target == target:
-            del self._connections[connection]
+            del self.connections[connection]
 
     def forget_idle(self, now_s: float) -> None:
-        self._connections = {
+        self.connections = {
             name: state
-            for name, state in self._connections.items()
+            for name, state in self.connections.items()
             if state.num_calls or now_s - state.used_s < KEPT_S
         }
 
     def idle_for_s(self, connection: str, now_s: float) -> float:
         """Return the time since a connection's last call: 0.0 during one, infinity if unknown."""
-        state = self._connections.get(connection)
+        state = self.connections.get(connection)
         if state is None:
             return math.inf
         return 0.0 if state.num_calls else now_s - state.used_s
 
-    def _loads(self, connection: str, now_s: float) -> dict[Target, int]:
+    def _loads(self, connection: str, now_s: float) -> Counter[Target]:
+        """Count the other connections of each endpoint that have a call, or had one just now."""
         self._counting = {
-            name: state
-            for name, state in self._counting.items()
-            if state is self._connections.get(name)
-            and (state.num_calls or now_s - state.used_s < _COUNTED_S)
+            state
+            for state in self._counting
+            if state.num_calls or now_s - state.used_s < _COUNTED_S
         }
-        loads: dict[Target, int] = {}
-        for name, state in self._counting.items():
-            if name != connection:
-                loads[state.target] = loads.get(state.target, 0) + 1
-        return loads
+        own = self.connections.get(connection)
+        return Counter(state.target for state in self._counting if state is not own)
 
-    def _touch(self, connection: str, state: ConnectionState, now_s: float) -> None:
+    def _touched(self, connection: str, target: Target, now_s: float) -> ConnectionState:
+        """Return the state of a connection that uses ``target`` now."""
+        state = self.connections.get(connection)
+        if state is None or state.target != target:
+            state = self.connections[connection] = ConnectionState(target, now_s)
         state.used_s = now_s
-        self._counting[connection] = state
+        self._counting.add(state)
+        return state

@@ -11,13 +11,17 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from rlmesh_ray.auth.token_file import ServerToken, bearer_value
 from rlmesh_ray.compat.grpc import message_writer
-from rlmesh_ray.errors import AddressError, CodecError, ConfigurationError
+from rlmesh_ray.errors import (
+    AddressError,
+    CodecError,
+    ConfigurationError,
+    EndpointUnreachableError,
+)
 from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import (
@@ -25,7 +29,7 @@ from rlmesh_ray.protocol.capabilities import (
     GATEWAY_METADATA_KEY,
     SESSION_METADATA_KEY,
 )
-from rlmesh_ray.protocol.gateway_balancer import GatewayBalancer, Target
+from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.endpoint.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from rlmesh_ray.server.endpoint.error_text import clipped, refuse, text_of
@@ -66,61 +70,18 @@ _REFUSED = (
 _ENDED = "the call was ended behind the gateway; dial the gateway again"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Upstream:
-    """A connection to an endpoint."""
-
-    target: Target
-    channel: grpc.aio.Channel
-
-    async def connect(self) -> bool:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                while True:
-                    state = self.channel.get_state(try_to_connect=True)
-                    if state is grpc.ChannelConnectivity.READY:
-                        return True
-                    if state in (
-                        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                        grpc.ChannelConnectivity.SHUTDOWN,
-                    ):
-                        return False
-                    await self.channel.wait_for_state_change(state)
-        except TimeoutError:
-            return False
-
-    async def has_gone(self) -> bool:
-        """Return whether the endpoint is gone, just after a call has failed as if it were."""
-        ready = grpc.ChannelConnectivity.READY
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_NOTICE_S):
-                if self.channel.get_state() is ready:  # gRPC reports failed calls first
-                    await self.channel.wait_for_state_change(ready)
-        return self.channel.get_state() is not ready
-
-
-class _NoEndpointError(Exception):
-    """No endpoint can take a call; the text is for the client."""
-
-
 class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Forwards every call of every protocol, unparsed, to one of several endpoints.
 
-    Each connection of a client goes to one endpoint, the one with the fewest connections, for as
-    long as that lives. When it is gone, the calls there end with UNAVAILABLE; the gateway repeats
-    none of them. The connection's next call goes to another endpoint, unless it names a session:
-    that has gone, too. Usable as a context manager.
-
-    An agent that joins a dm_env_rpc world by a connection of its own may reach another endpoint:
-    worlds of several agents need a single endpoint behind the gateway.
+    When an endpoint is gone, the calls there end with UNAVAILABLE; the gateway repeats none of
+    them. The connection's next call goes to another endpoint, unless it names a session: that has
+    gone, too. Usable as a context manager; address, token and TLS are as of every server.
 
     Args:
         find: Returns the endpoints that take new connections; called in a thread, at most once a
             second unless one fails.
         address: ``HOST:PORT`` (port 0: a free one).
-        token: The token that clients must send, or a ``TokenFile`` with such tokens; required
-            unless ``address`` is loopback; False: none on purpose. The gateway sends each endpoint
-            that endpoint's own.
+        token: The token of the clients; the gateway sends each endpoint that endpoint's own.
         tls: Files for TLS with the clients.
         endpoint_credentials: TLS credentials for the endpoints; default: plain text.
         service: Full name of the endpoints' service, for requests for its health.
@@ -154,13 +115,12 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         self._max_receive_bytes = max_receive_bytes
         # The rest belongs to the serving loop.
         self._balancer = GatewayBalancer()
-        self._upstreams: dict[str, _Upstream] = {}
-        """By the name that gRPC gives a client's connection."""
-        self._checks: dict[Target, _Upstream] = {}
+        """Names a client's connection as gRPC does."""
         self._checking: asyncio.Task[None] | None = None
-        self._listing: asyncio.Future[Sequence[Target]] | None = None
+        self._listing: asyncio.Task[None] | None = None
         self._listed_s = -math.inf
         self._obstacle = ""
+        """Why the last listing failed."""
         self._health = Health(False, "its endpoints have not been asked yet")
         """As of the last check. A gateway serves while one of its endpoints does."""
         self._endpoint = Endpoint(
@@ -216,8 +176,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # --- calls -----------------------------------------------------------------------------
-
     def service_name(self) -> str:
         return self._service
 
@@ -234,17 +192,17 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         is_bound = any(key == SESSION_METADATA_KEY for key, _ in metadata)
         try:
             async with refusing_when_full(context):
-                upstream = await self._route(connection, is_bound=is_bound)
-        except (_NoEndpointError, ConfigurationError) as error:
+                target, channel = await self._route(connection, is_bound=is_bound)
+        except (EndpointUnreachableError, ConfigurationError) as error:
             await refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
-        state = self._balancer.begin(connection, upstream.target, time.monotonic())
-        call = upstream.channel.stream_stream(method)(
-            timeout=context.time_remaining(), metadata=_shown_to(upstream.target, metadata)
+        state = self._balancer.begin(connection, target, time.monotonic())
+        call = channel.stream_stream(method)(
+            timeout=context.time_remaining(), metadata=_shown_to(target, metadata)
         )
         sending = asyncio.ensure_future(_send(requests, call))
         try:
             await _receive(call, context)
-            code, details = await call.code(), await call.details()
+            code, details = await call.code(), await call.details() or ""
             trailing = _passed_on(await call.trailing_metadata() or ())
         finally:
             # Also when the client has gone: the endpoint's session must end.
@@ -254,29 +212,23 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         if code is grpc.StatusCode.OK:
             context.set_trailing_metadata(trailing)
             return
-        code, details = await self._client_status(connection, upstream, code, details or "")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            if await _has_gone(channel):
+                self._note_lost(connection, target)
+                details = (
+                    f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
+                )
+            else:  # the endpoint itself returned this: it drains, or stops
+                self._balancer.fail(target, time.monotonic())
+        elif code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
+            self._note_lost(connection, target)
+            code, details = grpc.StatusCode.UNAVAILABLE, _REFUSED
+        elif code is grpc.StatusCode.CANCELLED:  # else the client would take it for its own
+            code, details = grpc.StatusCode.UNAVAILABLE, _ENDED
         await context.abort(code, details, trailing)
 
-    async def _client_status(
-        self, connection: str, upstream: _Upstream, code: grpc.StatusCode, details: str
-    ) -> tuple[grpc.StatusCode, str]:
-        if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
-            self._note_lost(connection, upstream)
-            return grpc.StatusCode.UNAVAILABLE, _REFUSED
-        if code is grpc.StatusCode.CANCELLED:  # else the client would take it for its own
-            return grpc.StatusCode.UNAVAILABLE, _ENDED
-        if code is not grpc.StatusCode.UNAVAILABLE:
-            return code, details
-        if not await upstream.has_gone():  # the endpoint itself returned this: it drains, or stops
-            self._balancer.fail(upstream.target, time.monotonic())
-            return code, details
-        self._note_lost(connection, upstream)
-        return code, f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
-
-    # --- the endpoint of a connection ----------------------------------------------------------
-
-    async def _route(self, connection: str, *, is_bound: bool) -> _Upstream:
-        """Return the upstream for a call of ``connection``; it is connected.
+    async def _route(self, connection: str, *, is_bound: bool) -> tuple[Target, grpc.aio.Channel]:
+        """Return the endpoint for a call of ``connection``, and a channel that is connected to it.
 
         Nothing of the call has been sent yet, so that another endpoint may be tried.
 
@@ -286,87 +238,80 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
 
         Raises:
             CapacityError: The gateway has too few file descriptors for another connection.
-            _NoEndpointError: No endpoint can be reached, or the one of the session has gone.
+            EndpointUnreachableError: No endpoint answers, or the one of the session has gone; the
+                text is for the client.
             ConfigurationError: The files for TLS with the endpoints cannot be used.
         """
         former = self._balancer.target_of(connection, time.monotonic(), is_bound=is_bound)
-        if former is not None and (found := await self._connected(connection, former)):
-            return found
+        if former is not None and (channel := await self._connected(connection)):
+            return former, channel
         if is_bound:
-            raise _NoEndpointError(
+            raise EndpointUnreachableError(
                 "the endpoint that knows this session has gone from behind the gateway; dial the "
                 "gateway again"
             )
         await self._list(at_once=former is not None)
         tried: set[Target] = set()
         while target := self._balancer.choose(connection, time.monotonic(), without=tried):
-            if found := await self._connected(connection, target):
+            if channel := await self._connected(connection):
                 _LOG.info("%s goes to endpoint %s", connection, target.endpoint_id)
-                return found
+                return target, channel
             tried.add(target)
         if tried:
-            raise _NoEndpointError(
+            raise EndpointUnreachableError(
                 f"none of the {len(tried)} endpoints behind this gateway answers; dial the "
                 "gateway again when they are back"
             )
-        raise _NoEndpointError(
+        raise EndpointUnreachableError(
             f"there is no endpoint behind this gateway now{self._obstacle}; dial the gateway "
             "again when there is one"
         )
 
-    async def _connected(self, connection: str, target: Target) -> _Upstream | None:
-        """Return the upstream of a connection to ``target``; None: that cannot be reached."""
-        upstream = self._upstreams.get(connection)
-        if upstream is None or upstream.target != target:
+    async def _connected(self, connection: str) -> grpc.aio.Channel | None:
+        """Return a channel to the endpoint that a connection has; None: that cannot be reached."""
+        state = self._balancer.connections[connection]
+        channel = state.channel
+        if channel is None:
             require_descriptors(1)
-            upstream = self._upstreams[connection] = self._open(target)
-        if await upstream.connect():
-            return upstream
-        self._note_lost(connection, upstream)
+            channel = state.channel = self._open(state.target)
+        if await _connect(channel):
+            return channel
+        self._note_lost(connection, state.target)
         return None
 
-    def _open(self, target: Target) -> _Upstream:
-        """Return a connection that is not dialed yet; the two ends limit the size of messages."""
+    def _open(self, target: Target) -> grpc.aio.Channel:
+        """Return a channel that is not connected yet; the two ends limit the size of messages."""
         options = channel_options()
         if self._credentials is None:
             channel = grpc.aio.insecure_channel(target.address, options=options)
         else:
             channel = grpc.aio.secure_channel(target.address, self._credentials(), options=options)
-        return _Upstream(target, keep_in_forks(channel))
+        return keep_in_forks(channel)
 
-    def _note_lost(self, connection: str, upstream: _Upstream) -> None:
-        target = upstream.target
+    def _note_lost(self, connection: str, target: Target) -> None:
         _LOG.info("endpoint %s at %s has gone", target.endpoint_id, target.address)
         self._balancer.fail(target, time.monotonic())
         self._balancer.leave(connection, target)
-        if self._upstreams.get(connection) is upstream:
-            del self._upstreams[connection]
-
-    # --- the endpoints, and their health ------------------------------------------------------
 
     async def _list(self, *, at_once: bool = False) -> None:
         """List the endpoints, unless the latest list is younger than a second."""
         if not at_once and time.monotonic() - self._listed_s < _LISTED_S:
             return
-        if self._listing is None:
-            self._listing = in_thread(self._find)
-            self._listing.add_done_callback(self._note_listing)
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.ensure_future(self._renew())
         # A list that comes too late counts for later calls.
         await asyncio.wait({self._listing}, timeout=_LISTING_TIMEOUT_S)
 
-    def _note_listing(self, listing: "asyncio.Future[Sequence[Target]]") -> None:
-        self._listing, self._listed_s = None, time.monotonic()
-        if listing.cancelled():
-            return
-        error = listing.exception()
-        if error is None:
+    async def _renew(self) -> None:
+        try:
+            self._balancer.renew(await in_thread(self._find))
             self._obstacle = ""
-            self._balancer.renew(listing.result())
-            return
-        # Those that are known are probably still there.
-        text = clipped(text_of(error), _MOST_OBSTACLE_CHARACTERS)
-        self._obstacle = f" ({type(error).__name__}: {text})"
-        _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
+        except Exception as error:  # noqa: BLE001  # what finds them may raise anything
+            # Those that are known are probably still there.
+            text = clipped(text_of(error), _MOST_OBSTACLE_CHARACTERS)
+            self._obstacle = f" ({type(error).__name__}: {text})"
+            _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
+        self._listed_s = time.monotonic()
 
     async def _begin_checks(self) -> None:
         """Check the endpoints now, and periodically until ``stop``."""
@@ -390,8 +335,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         await self._list(at_once=True)
         await self._close_idle()
         targets = self._balancer.targets
-        for gone in set(self._checks) - set(targets):
-            await self._checks.pop(gone).channel.close()
         reasons = await asyncio.gather(*(self._ask(target) for target in targets))
         for target, reason in zip(targets, reasons, strict=True):
             if reason:
@@ -408,11 +351,10 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         """Ask an endpoint for its health; return why it does not serve, empty if it does."""
         request, metadata = health_v1.pack_request(), _shown_to(target, ())
         try:
-            # Not through a client's connection: that would keep it from becoming idle.
-            if target not in self._checks:
-                self._checks[target] = self._open(target)
-            check = self._checks[target].channel.unary_unary(health_v1.CHECK)
-            answer = await check(request, timeout=_CHECK_TIMEOUT_S, metadata=metadata)
+            # A connection of its own, as a new client has; those of clients must become idle.
+            async with self._open(target) as channel:
+                check = channel.unary_unary(health_v1.CHECK)
+                answer = await check(request, timeout=_CHECK_TIMEOUT_S, metadata=metadata)
             status = health_v1.parse_response(answer)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -423,21 +365,51 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         return "it says so" if status == health_v1.NOT_SERVING else ""
 
     async def _close_idle(self) -> None:
-        """Close upstreams that have had no call for a while; their clients may come again."""
+        """Close channels that have had no call for a while; their clients may come again."""
         now_s = time.monotonic()
-        self._balancer.forget_idle(now_s)
-        for connection, upstream in list(self._upstreams.items()):
+        for connection, state in list(self._balancer.connections.items()):
             if self._balancer.idle_for_s(connection, now_s) > _IDLE_S:
-                del self._upstreams[connection]
-                await upstream.channel.close()
+                await _close(state)
+        self._balancer.forget_idle(now_s)
 
     async def _close_channels(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
-        upstreams = [*self._upstreams.values(), *self._checks.values()]
-        self._upstreams, self._checks = {}, {}
-        for upstream in upstreams:
-            await upstream.channel.close()
+        for state in list(self._balancer.connections.values()):
+            await _close(state)
+
+
+async def _connect(channel: grpc.aio.Channel) -> bool:
+    """Connect a channel; return whether that has succeeded."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            while True:
+                state = channel.get_state(try_to_connect=True)
+                if state is grpc.ChannelConnectivity.READY:
+                    return True
+                if state in (
+                    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                    grpc.ChannelConnectivity.SHUTDOWN,
+                ):
+                    break
+                await channel.wait_for_state_change(state)
+    return False
+
+
+async def _has_gone(channel: grpc.aio.Channel) -> bool:
+    """Return whether the endpoint is gone, just after a call has failed as if it were."""
+    ready = grpc.ChannelConnectivity.READY
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_NOTICE_S):
+            if channel.get_state() is ready:  # gRPC reports failed calls first
+                await channel.wait_for_state_change(ready)
+    return channel.get_state() is not ready
+
+
+async def _close(state: ConnectionState) -> None:
+    channel, state.channel = state.channel, None
+    if channel is not None:
+        await channel.close()
 
 
 def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
