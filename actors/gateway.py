@@ -12,7 +12,6 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.model_fleet import NamedModelFleet
 from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
-from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
@@ -68,13 +67,16 @@ class EndpointQuery:
         Raises:
             EndpointUnreachableError: The registry is gone, or does not answer.
         """
-        return tuple(map(self._target, call_registry("members", self.fleet)))
-
-    def _target(self, record: EndpointRecord) -> Target:
         token = None if self.token is None else client_token_of(self.token)
-        if self.secret is not None:
-            token = derive_token(self.secret, record.endpoint_id)
-        return Target(record.endpoint_id, record.incarnation, record.address, token)
+        return tuple(
+            Target(
+                each.endpoint_id,
+                each.incarnation,
+                each.address,
+                token if self.secret is None else derive_token(self.secret, each.endpoint_id),
+            )
+            for each in call_registry("members", self.fleet)
+        )
 
 
 class Gateway(StoppedAtExit):
@@ -84,8 +86,11 @@ class Gateway(StoppedAtExit):
     connection to one endpoint, the one with the fewest connections. A session on an endpoint that
     ends fails with EndpointLostError; a client that dials the same address again gets another
     endpoint. When the gateway itself dies, Ray restarts it at its address, and all its sessions are
-    lost. See ``GatewayServer``. The gateway lives as long as this object or until ``stop``; the
-    fleet continues. Usable as a context manager.
+    lost. The gateway lives as long as this object or until ``stop``; the fleet continues. Usable as
+    a context manager.
+
+    An agent that joins a dm_env_rpc world by a connection of its own may reach another endpoint:
+    worlds of several agents need a single endpoint behind the gateway.
 
     Args:
         fleet: An EnvFleet, EnvPool or ModelFleet, or the result of ``ModelFleet.find``. A pool may
