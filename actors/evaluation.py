@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import ray
@@ -27,13 +27,12 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.evaluation.coordinator import (
     EndpointDirectory,
     News,
-    Schedule,
     is_fleet,
     resolver_of,
     token_at,
 )
 from rlmesh_ray.evaluation.options import EvaluationOptions, checked_seed
-from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss, endpoint_reports
+from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, endpoint_reports
 from rlmesh_ray.evaluation.run import evaluate_indices, warn_of_missing_reports
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.spaces.observation_map import as_observation_map
@@ -93,7 +92,7 @@ def evaluate_on_ray(
     try:
         starting = [worker.__ray_ready__.remote() for worker in workers]
         await_start(starting, "workers", [{"CPU": num_cpus}] * len(workers), start_timeout_s)
-        result = _EvaluationCoordinator(workers, range(episodes), given).run()
+        result = _Coordinator(workers, episodes, given).run()
     finally:
         for worker in workers:
             ray.kill(worker)
@@ -142,14 +141,13 @@ class EvaluationWorker:
         endpoint left.
         """
         news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._evaluate, args=(indices, news), daemon=True)
-        thread.start()
+        threading.Thread(target=self._evaluate, args=(indices, news), daemon=True).start()
         while True:
             batch: list[Any] = [news.get()]
             while not news.empty():
                 batch.append(news.get())
             last = batch[-1]
-            if isinstance(last, (EpisodeResult, Loss)):
+            if isinstance(last, News):
                 yield batch
                 continue
             yield batch[:-1]
@@ -174,124 +172,120 @@ class EvaluationWorker:
             news.put(error)
 
 
-class _EvaluationCoordinator:
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """An ``EvaluationWorker``, as the coordinator sees it."""
+
+    actor: Any
+    stream: Any = None
+    """The answers to its present chunk of episodes; None: it has none."""
+    left: set[int] = field(default_factory=set)
+    """The episodes of its chunk that it has not finished."""
+    num_losses: int = 0
+    """How often it has died since its last finished episode."""
+    cause: Exception | None = None
+    """Why it gets no chunk any more."""
+
+
+class _Coordinator:
     """Assigns chunks of episodes to the workers and collects their results."""
 
     def __init__(
-        self, workers: Sequence[Any], indices: Sequence[int], options: EvaluationOptions
+        self, actors: Sequence[Any], num_episodes: int, options: EvaluationOptions
     ) -> None:
-        self._workers = list(workers)
+        self._workers = [_Worker(actor) for actor in actors]
         self._options = options
-        self._schedule = Schedule(indices)
-        self._num_episodes = len(indices)
+        self._num_episodes = num_episodes
+        self._waiting = list(range(num_episodes))
         self._news: list[News] = []
-        self._losses = [0] * len(self._workers)
-        self._causes: dict[int, Exception] = {}
-        self._running: dict[Any, _Chunk] = {}
+        self._finished: list[EpisodeResult] = []
 
     def run(self) -> EvaluationResult:
         start_s = time.perf_counter()
-        while not self._schedule.is_complete:
+        while len(self._finished) < self._num_episodes:
             self._assign_chunks()
-            if not self._running:
+            if not self._receive():
                 raise self._interrupted()
-            ready, _ = ray.wait(list(self._running), timeout=_POLL_S)
-            for stream in ready:
-                self._receive(stream)
-        self._drain()
-        return EvaluationResult(
-            self._episodes(),
-            time.perf_counter() - start_s,
-            endpoint_reports(self._news),
-        )
+        # A moment for the workers to end their sessions.
+        end_s = time.monotonic() + _END_S
+        while time.monotonic() < end_s and self._receive():
+            pass
+        wall_s = time.perf_counter() - start_s
+        return EvaluationResult(self._episodes(), wall_s, endpoint_reports(self._news))
 
     def _assign_chunks(self) -> None:
         """Assign each idle worker a chunk: half of an even share, so that all end together."""
-        busy = {chunk.worker for chunk in self._running.values()}
-        usable = [index for index in range(len(self._workers)) if index not in self._causes]
-        for index in usable:
-            if index in busy or not self._schedule.num_waiting:
-                continue
-            size = math.ceil(self._schedule.num_waiting / (2 * len(usable)))
-            chunk = _Chunk(index, {})
-            for lane in range(size):
-                episode = self._schedule.take(chunk, lane)
-                assert episode is not None, "no more episodes are taken than wait"
-                chunk.lanes[episode] = lane
-            run = self._workers[index].run.options(num_returns="streaming")
-            self._running[run.remote(list(chunk.lanes))] = chunk
+        usable = [worker for worker in self._workers if worker.cause is None]
+        for worker in usable:
+            if worker.stream is None and self._waiting:
+                size = math.ceil(len(self._waiting) / (2 * len(usable)))
+                chunk, self._waiting = self._waiting[:size], self._waiting[size:]
+                worker.left = set(chunk)
+                worker.stream = worker.actor.run.options(num_returns="streaming").remote(chunk)
 
-    def _receive(self, stream: Any) -> None:
-        chunk = self._running[stream]
-        try:
-            news = ray.get(next(stream))
-        except StopIteration:
-            del self._running[stream]
-        except ray.exceptions.RayTaskError as error:
-            # The text of Ray's error is a traceback of many lines.
-            raise error.cause if isinstance(error.cause, RlmeshError) else error from None
-        except ray.exceptions.RayError as error:
-            del self._running[stream]
-            self._lose(chunk, error)
-        else:
-            self._note(chunk, news)
+    def _receive(self) -> bool:
+        """Wait for an answer of a worker; return False if none has a chunk."""
+        busy = {worker.stream: worker for worker in self._workers if worker.stream is not None}
+        if not busy:
+            return False
+        for stream in ray.wait(list(busy), timeout=_POLL_S)[0]:
+            worker = busy[stream]
+            try:
+                news = ray.get(next(stream))
+            except StopIteration:
+                worker.stream = None
+            except ray.exceptions.RayTaskError as error:
+                # The text of Ray's error is a traceback of many lines.
+                raise error.cause if isinstance(error.cause, RlmeshError) else error from None
+            except ray.exceptions.RayError as error:
+                worker.stream = None
+                worker.num_losses += 1
+                if worker.num_losses > _MOST_LOSSES:
+                    worker.cause = error
+                self._reschedule(worker)
+            else:
+                self._note(worker, news)
+        return True
 
-    def _note(self, chunk: "_Chunk", news: list[News] | EndpointError) -> None:
+    def _note(self, worker: _Worker, news: list[News] | EndpointError) -> None:
         if isinstance(news, EndpointError):
-            self._schedule.lose(chunk)
-            self._causes[chunk.worker] = news
+            worker.cause = news
+            self._reschedule(worker)
             return
-        self._losses[chunk.worker] = 0
+        worker.num_losses = 0
         self._news += news
         for one in news:
             told: Any = self._options["on_loss"]
             if isinstance(one, EpisodeResult):
-                self._schedule.finish(chunk, chunk.lanes[one.index])
+                worker.left.remove(one.index)
+                self._finished.append(one)
                 told = self._options["on_episode"]
             if told is not None:
                 told(one)
 
-    def _lose(self, chunk: "_Chunk", error: Exception) -> None:
-        self._schedule.lose(chunk)
-        self._losses[chunk.worker] += 1
-        if self._losses[chunk.worker] > _MOST_LOSSES:
-            self._causes[chunk.worker] = error
-
-    def _drain(self) -> None:
-        """Wait a moment for the workers to end their sessions, after the last episode."""
-        end_s = time.monotonic() + _END_S
-        while self._running and time.monotonic() < end_s:
-            for stream in ray.wait(list(self._running), timeout=_POLL_S)[0]:
-                self._receive(stream)
+    def _reschedule(self, worker: _Worker) -> None:
+        """Have other workers run the rest of a chunk, the first episodes first."""
+        self._waiting = sorted([*self._waiting, *worker.left])
+        worker.left = set()
 
     def _interrupted(self) -> EvaluationInterruptedError:
         lines = tuple(
             dict.fromkeys(
                 line
-                for cause in self._causes.values()
+                for cause in (worker.cause for worker in self._workers)
+                if cause is not None
                 for line in getattr(cause, "causes", ()) or [str(cause).partition("\n")[0]]
             )
         )
-        episodes = self._episodes()
         return EvaluationInterruptedError(
-            f"no worker is left after {len(episodes)} of {self._num_episodes} episodes "
+            f"no worker is left after {len(self._finished)} of {self._num_episodes} episodes "
             f"({'; '.join(lines)}); remove the cause and evaluate again",
-            episodes,
+            self._episodes(),
             lines,
         )
 
     def _episodes(self) -> tuple[EpisodeResult, ...]:
-        finished = [one for one in self._news if isinstance(one, EpisodeResult)]
-        return tuple(sorted(finished, key=lambda episode: episode.index))
-
-
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    """Episodes that one worker runs in one call; a session of the schedule."""
-
-    worker: int
-    lanes: dict[int, int]
-    """Lane in the schedule of each episode, by the episode's index."""
+        return tuple(sorted(self._finished, key=lambda episode: episode.index))
 
 
 def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
