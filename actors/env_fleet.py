@@ -1,27 +1,33 @@
-"""EnvFleet: several EnvServiceActors that serve the same environment."""
+"""EnvFleet: several EnvServiceActors that serve the same environment; and the actor with them."""
 
+import asyncio
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.cluster_resources import needs_of
-from rlmesh_ray.actors.endpoint_owner import EndpointSpec, start_endpoint_owner
 from rlmesh_ray.actors.env_actor import EnvServiceActor, SerializedEnv
-from rlmesh_ray.actors.placement_options import (
+from rlmesh_ray.actors.placement import (
+    ON_HEAD,
     ActorOptions,
     Placement,
+    await_start,
     checked_addresses,
+    fits,
+    needs_of,
     require_resources,
 )
-from rlmesh_ray.actors.ray_calls import StoppedAtExit, await_start, get_result
-from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
-from rlmesh_ray.actors.registry.registry_actor import shared_registry
+from rlmesh_ray.actors.ray_calls import MAX_INLINE_BYTES, StoppedAtExit, get_result
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, owner_name
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.token_file import derive_token
+from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.envs.env_source import EnvLike
 from rlmesh_ray.errors import (
     CapacityError,
@@ -29,7 +35,6 @@ from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointError,
     EndpointUnreachableError,
-    EnvStartError,
     RlmeshError,
 )
 from rlmesh_ray.options import completed, require_count, require_seconds, takes_options
@@ -39,6 +44,23 @@ from rlmesh_ray.server.env.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
 _STOP_TIMEOUT_S = 10.0
 _MANAGER_TIMEOUT_S = 30.0  # to request actors from Ray; its own start may take seconds
 _LEAVE_TIMEOUT_S = 120.0
+_MOVE_TIMEOUT_S = 20.0
+_FULL_FOR_S = 60.0
+"""Pause before another attempt to move an endpoint to a node that had no room."""
+_DRAIN_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """The arguments with which one endpoint starts."""
+
+    endpoint_id: str
+    options: Mapping[str, Any]
+    """Ray's options of its actor."""
+    token: str = field(repr=False)
+    address: ListenOptions = field(default_factory=ListenOptions)
+    is_movable: bool = False
+    """Whether it moves to the node of the first runner that opens a session with it."""
 
 
 @takes_options(EnvOptions)
@@ -118,7 +140,17 @@ class EnvFleet(StoppedAtExit):
         # Another thread may scale the fleet while a training runs.
         self._scaling = threading.Lock()
         shared_registry()
-        self._manager: Any = start_endpoint_owner(self._fleet, serialized)
+        self._manager: Any = (
+            ray.remote(EndpointOwner)
+            .options(
+                name=owner_name(self._fleet),
+                namespace=REGISTRY_NAMESPACE,
+                num_cpus=0,
+                scheduling_strategy="DEFAULT",
+                **ON_HEAD,
+            )
+            .remote(self._fleet, serialized)
+        )
         try:
             self._grow(self._manager, num_endpoints, start_timeout_s)
         except BaseException:
@@ -251,10 +283,10 @@ class EnvFleet(StoppedAtExit):
                 manager.start.remote(specs), max(timeout_s, _MANAGER_TIMEOUT_S)
             )
             starting = [actor.address.remote() for actor in actors]
-            await_endpoints(starting, [spec.options for spec in specs], timeout_s)
+            await_start(starting, "endpoints", [spec.options for spec in specs], timeout_s)
         except BaseException as error:
             # If the wait for the manager ends early, it starts the endpoints all the same.
-            served = [serves(each) for each in starting] or [False] * count
+            served = [_serves(each) for each in starting] or [False] * count
             lost = [
                 each.endpoint_id for each, is_up in zip(specs, served, strict=True) if not is_up
             ]
@@ -311,39 +343,7 @@ class EnvFleet(StoppedAtExit):
         )
 
 
-def await_endpoints(
-    starting: Sequence[Any], options: Sequence[Mapping[str, Any]], timeout_s: float
-) -> None:
-    """Wait until endpoints serve.
-
-    Args:
-        starting: The first call to each endpoint's actor.
-        options: Ray's options of each actor.
-        timeout_s: Time for all of them together.
-
-    Raises:
-        RlmeshError: An endpoint could not start its server.
-        EnvStartError: Its ``runtime_env`` could not be set up.
-        EndpointUnreachableError: An actor could not be created.
-        CapacityError: The cluster did not place all of them in time.
-    """
-    try:
-        await_start(starting, "endpoints", [needs_of(each) for each in options], timeout_s)
-    except CapacityError as error:
-        _, late = ray.wait(list(starting), num_returns=len(starting), timeout=0)
-        further = _further_needs(options[list(starting).index(late[0])]) if late else ""
-        if not further:
-            raise
-        raise CapacityError(f"{error}. By actor_options each also needs {further}") from error
-    except ray.exceptions.RuntimeEnvSetupError as error:
-        # The texts of Ray's errors end with the cause's traceback.
-        cause = str(error).strip().splitlines()[-1]
-        raise EnvStartError(
-            f"the runtime_env of the endpoints cannot be set up: {cause}", str(error)
-        ) from error
-
-
-def serves(starting: Any) -> bool:
+def _serves(starting: Any) -> bool:
     """Return whether an endpoint serves, by the first call to its actor."""
     ready, _ = ray.wait([starting], timeout=0)
     try:
@@ -352,10 +352,168 @@ def serves(starting: Any) -> bool:
         return False
 
 
-def _further_needs(options: Mapping[str, Any]) -> str:
-    needs = []
-    if options.get("label_selector"):
-        needs.append(f"a node with labels {dict(options['label_selector'])}")
-    if options.get("runtime_env"):
-        needs.append("its runtime_env to be set up, which may take longer than start_timeout_s")
-    return ", ".join(needs)
+@dataclass(slots=True)
+class ManagedEndpoint:
+    """An endpoint and its present actor."""
+
+    spec: EndpointSpec
+    actor: Any
+    is_placed: bool = False
+    """Whether a runner has opened a session with it: it is never moved again."""
+    is_leaving: bool = False
+    """Whether it gets no new sessions any more."""
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class EndpointOwner:
+    """Starts, moves and ends a fleet's endpoints; an actor. It does not wait until they serve.
+
+    The process that starts an actor owns it, and Ray ends the actor with its owner. Endpoints are
+    moved at the request of a runner, so their owner cannot be the driver; this one ends with it.
+
+    Args:
+        fleet: Id of the fleet.
+        env: The environment of all endpoints, and the options that they share.
+    """
+
+    def __init__(self, fleet: str, env: SerializedEnv) -> None:
+        self._fleet = fleet
+        # Kept for the endpoints' restarts; see ``durable``.
+        self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
+        self._registry = shared_registry()
+        self._endpoints: dict[str, ManagedEndpoint] = {}
+        self._draining: set[asyncio.Task[None]] = set()
+        self._full_until_s: dict[str, float] = {}
+        """Until when no endpoint is moved to a node."""
+        # Calls to an asynchronous actor may overtake each other: ``end`` may come before ``start``.
+        self._ended: set[str] = set()
+
+    async def start(self, specs: Sequence[EndpointSpec]) -> list[Any]:
+        """Start endpoints, but for those already ended; return their actors' handles at once."""
+        starting = [spec for spec in specs if spec.endpoint_id not in self._ended]
+        for spec in starting:
+            self._endpoints[spec.endpoint_id] = ManagedEndpoint(spec, self._actor(spec, {}))
+        return [self._endpoints[spec.endpoint_id].actor for spec in starting]
+
+    async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
+        found = (self._endpoints.get(each) for each in endpoint_ids)
+        return [each.actor for each in found if each is not None and not each.is_leaving]
+
+    async def token(self, endpoint_id: str) -> str | None:
+        """Return the token of an endpoint, for programs of the cluster that observe it."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return None if endpoint is None else endpoint.spec.token
+
+    async def move_near(self, endpoint_id: str, node_id: str) -> None:
+        """Move an endpoint to a node, if no runner has asked for it before and the node has room.
+
+        Returns when the endpoint serves at its final place.
+        """
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None or endpoint.is_leaving or not endpoint.spec.is_movable:
+            return
+        async with endpoint.moving:
+            if not endpoint.is_placed:
+                await self._move_to(endpoint, node_id)
+                endpoint.is_placed = True
+
+    async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
+        """Give endpoints no new sessions, and end each one after its last session.
+
+        Args:
+            endpoint_ids: Ids of the endpoints.
+            timeout_s: After how long sessions that are still open are cut off.
+        """
+        for endpoint_id in endpoint_ids:
+            endpoint = self._endpoints.get(endpoint_id)
+            if endpoint is None or endpoint.is_leaving:
+                continue
+            endpoint.is_leaving = True
+            await self._update_registry("retire", endpoint_id)
+            draining = asyncio.create_task(self._drain(endpoint, timeout_s))
+            self._draining.add(draining)
+            draining.add_done_callback(self._draining.discard)
+
+    async def end(self, endpoint_ids: Iterable[str] | None = None) -> None:
+        """End endpoints at once, also those that ``start`` has yet to start; None: all."""
+        ids = list(self._endpoints) if endpoint_ids is None else list(endpoint_ids)
+        self._ended.update(ids)
+        ending = [self._endpoints[each] for each in ids if each in self._endpoints]
+        # All of them first: the registry may be slow.
+        for endpoint in ending:
+            ray.kill(endpoint.actor)
+        for endpoint in ending:
+            await self._end(endpoint)
+
+    def _actor(
+        self, spec: EndpointSpec, changes: Mapping[str, Any], *, announces: bool = True
+    ) -> Any:
+        actor_class: Any = EnvServiceActor
+        return actor_class.options(**{**spec.options, **changes}).remote(
+            self._env,
+            token=spec.token,
+            address=spec.address,
+            endpoint_id=spec.endpoint_id,
+            fleet=self._fleet,
+            announces=announces,
+        )
+
+    async def _move_to(self, endpoint: ManagedEndpoint, node_id: str) -> None:
+        """Start an endpoint on a node and end its former actor; without room it stays."""
+        if not self._has_room(node_id, endpoint.spec.options):
+            return
+        actor = None
+        try:
+            async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                description = await endpoint.actor.describe.remote()
+            if description["node_id"] == node_id or description["num_sessions"]:
+                return
+            # Elsewhere at once if that node is full all the same, or lost later.
+            on_node = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
+            changes = {"scheduling_strategy": on_node}
+            actor = self._actor(endpoint.spec, changes, announces=False)
+            async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                description = await actor.describe.remote()
+            if description["node_id"] == node_id and not endpoint.is_leaving:
+                # The new actor counts from here on, even if the call fails: the registry may have
+                # its record already, and the former actor would then end itself.
+                actor, endpoint.actor = endpoint.actor, actor
+                async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                    await endpoint.actor.announce.remote()
+                return
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        except (TimeoutError, RlmeshError, ray.exceptions.RayError):
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        finally:
+            if actor is not None:  # the one that is not kept
+                ray.kill(actor)
+
+    def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
+        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
+            return False
+        return fits(needs_of(options), free_resources(node_id))
+
+    async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
+        async with endpoint.moving:  # after a move the new actor is drained
+            # Without an answer its sessions are lost, or their time is over.
+            with contextlib.suppress(TimeoutError, RlmeshError, ray.exceptions.RayError):
+                async with asyncio.timeout(timeout_s + _DRAIN_GRACE_S):
+                    await endpoint.actor.drain.remote(timeout_s)
+            await self._end(endpoint)
+
+    async def _end(self, endpoint: ManagedEndpoint) -> None:
+        endpoint_id = endpoint.spec.endpoint_id
+        endpoint.is_leaving = True  # also for a move that has begun
+        self._endpoints.pop(endpoint_id, None)
+        ray.kill(endpoint.actor)
+        await self._update_registry("withdraw", endpoint_id)
+
+    async def _update_registry(self, method: str, endpoint_id: str) -> None:
+        """Call a method of the registry for an endpoint. Never fails: leases expire anyhow."""
+        try:
+            await getattr(self._registry, method).remote(endpoint_id)
+        except ray.exceptions.RayError:
+            # The registry is lost for good; this starts another one, if no endpoint has.
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                self._registry = shared_registry()
+                await getattr(self._registry, method).remote(endpoint_id)

@@ -14,7 +14,8 @@ from typing import Any, Unpack
 
 import ray
 
-from rlmesh_ray.actors.ray_calls import await_start, durable
+from rlmesh_ray.actors.placement import await_start
+from rlmesh_ray.actors.ray_calls import durable
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import (
@@ -91,7 +92,7 @@ def evaluate_on_ray(
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
         starting = [worker.__ray_ready__.remote() for worker in workers]
-        await_start(starting, "workers", [{"CPU": num_cpus}] * len(workers), start_timeout_s)
+        await_start(starting, "workers", [placement] * len(workers), start_timeout_s)
         result = _Coordinator(workers, episodes, given).run()
     finally:
         for worker in workers:

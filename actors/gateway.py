@@ -10,6 +10,7 @@ import ray
 
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.model_fleet import NamedModelFleet
+from rlmesh_ray.actors.placement import ON_HEAD
 from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
 from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
@@ -41,8 +42,6 @@ from rlmesh_ray.server.model.model_service import SERVICE as MODEL_SERVICE
 from rlmesh_ray.server.pool.gateway import GatewayServer
 
 _ASK_TIMEOUT_S = 10.0
-# The loss of any other node does not end the cluster.
-_HEAD = {"resources": {"node:__internal_head__": 0.001}}
 _PLACES = {"resources", "label_selector", "scheduling_strategy"}
 
 _LOG = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class Gateway(StoppedAtExit):
         _check_address(address, token)
         options = dict(actor_options or {})
         if not _PLACES & options.keys():
-            options |= _HEAD
+            options |= ON_HEAD
         # DEFAULT: not in the placement group of the caller.
         options = {"scheduling_strategy": "DEFAULT", **options}
         actor_class: Any = GatewayActor

@@ -9,10 +9,9 @@ from typing import Any, Unpack
 import ray
 
 from rlmesh_ray.actors.model_actor import ModelReplica
-from rlmesh_ray.actors.placement_options import checked_addresses, require_resources
+from rlmesh_ray.actors.placement import await_start, checked_addresses, require_resources
 from rlmesh_ray.actors.ray_calls import (
     StoppedAtExit,
-    await_start,
     durable,
     get_outcomes,
     get_result,
@@ -284,8 +283,7 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         ]
         try:
             starting = [actor.address.remote() for actor in self._replicas]
-            needs = [{"CPU": num_cpus, "GPU": num_gpus}] * num_replicas
-            await_start(starting, "replicas", needs, start_timeout_s)
+            await_start(starting, "replicas", [of_ray] * num_replicas, start_timeout_s)
         except BaseException:
             self.stop()
             raise

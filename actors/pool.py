@@ -13,7 +13,11 @@ from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
 from rlmesh_ray.actors.registry.assignment_table import EndpointRecord
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
 from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
-from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
+from rlmesh_ray.actors.registry.registry_actor import (
+    REGISTRY_NAMESPACE,
+    find_actor,
+    shared_registry,
+)
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import (
@@ -121,9 +125,7 @@ class EnvPool(StoppedAtExit):
             EndpointUnreachableError: The cluster has no pool of that name.
         """
         try:
-            actor = ray.get_actor(
-                fleet_name_of_pool(checked_name(name, "name")), REGISTRY_NAMESPACE
-            )
+            actor = find_actor(fleet_name_of_pool(checked_name(name, "name")))
         except ValueError as error:
             raise EndpointUnreachableError(
                 f"the cluster has no pool {name!r}; start it: rlmesh-ray pool {name}"

@@ -1,32 +1,21 @@
 """Ray's actors: calls with this package's errors, their restarts, and arguments for these."""
 
 import contextlib
-import logging
-import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import cloudpickle
 import ray
 from ray.util.annotations import RayDeprecationWarning
 
-from rlmesh_ray.actors.cluster_resources import fits, is_unplaced
 from rlmesh_ray.errors import (
-    CapacityError,
     ConfigurationError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     RlmeshError,
 )
 
-_LOG = logging.getLogger(__name__)
-
-_ALIKE_S = 1.0
-"""After the first failure: how long to wait for others with the same cause."""
-_FIRST_NOTICE_S = 5.0
-_NOTICE_EVERY_S = 30.0
-"""How often the log reports that actors have no node yet."""
 MAX_INLINE_BYTES = 64 * 1024
 """Largest argument that Ray keeps with the actor; Ray's own limit is 100 KiB."""
 
@@ -61,89 +50,6 @@ def get_results(references: Sequence[Any], timeout_s: float | None = None) -> li
         if isinstance(outcome, Exception):
             raise outcome
     return found
-
-
-def await_start(
-    starting: Sequence[Any],
-    what: str,
-    needs: Sequence[Mapping[str, float]],
-    timeout_s: float,
-) -> None:
-    """Wait until actors have answered their first call.
-
-    While some of them have no node yet, the log says so after a few seconds, and then every 30 s,
-    with what they need and what is free.
-
-    Args:
-        starting: The first call to each actor.
-        what: Plural name of the actors; ``num_<what>`` is the option with their number.
-        needs: What Ray reserves for each actor, by Ray's names ("CPU", "GPU").
-        timeout_s: Time for all of them together.
-
-    Raises:
-        RlmeshError: An actor failed.
-        CapacityError: The cluster did not place all of them in time.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    notice_s = time.monotonic() + _FIRST_NOTICE_S
-    waiting = list(starting)
-
-    def wanted() -> Mapping[str, float]:
-        """Return the needs of the first actor that is not ready."""
-        return needs[list(starting).index(waiting[0])]
-
-    # One at a time: an actor that never gets a node must not hide the failure of another one.
-    while waiting and (left_s := deadline_s - time.monotonic()) > 0:
-        ready, waiting = ray.wait(
-            waiting, timeout=min(left_s, max(notice_s - time.monotonic(), 0.0))
-        )
-        if any(isinstance(each, Exception) for each in get_outcomes(ready)):
-            if waiting:
-                ray.wait(waiting, num_returns=len(waiting), timeout=_ALIKE_S)
-            get_results(ready)
-        if waiting and time.monotonic() >= notice_s:
-            is_reported = is_unplaced(wanted())
-            if is_reported:
-                _LOG.warning(
-                    "%d of %d %s have no node yet; %s: %s. The wait ends in %.0f s",
-                    len(waiting),
-                    len(starting),
-                    what,
-                    _needed_and_free(wanted()),
-                    _more_room(wanted(), what),
-                    max(deadline_s - time.monotonic(), 0.0),
-                )
-            notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_reported else _FIRST_NOTICE_S)
-    if not waiting:
-        return
-    remedy = (
-        "so they start slowly, or die while they start (see Ray's log): raise start_timeout_s, or "
-        "fix the cause"
-        if fits(wanted(), ray.available_resources())
-        else f"{_more_room(wanted(), what)}; where an autoscaler adds nodes, which takes minutes, "
-        "raise start_timeout_s"
-    )
-    raise CapacityError(
-        f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; "
-        f"{_needed_and_free(wanted())}: {remedy}"
-    )
-
-
-def _needed_and_free(wanted: Mapping[str, float]) -> str:
-    free, total = ray.available_resources(), ray.cluster_resources()
-    there = ", ".join(
-        f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in wanted
-    )
-    needed = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
-    return f"each needs {needed or 'no resources'}, and the cluster has {there or 'nodes'} free"
-
-
-def _more_room(wanted: Mapping[str, float], what: str) -> str:
-    options = [{"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name) for name in wanted]
-    return (
-        f"lower {', '.join(options)} or num_{what}, stop what uses the rest (an algorithm, another "
-        "fleet), or add nodes"
-    )
 
 
 def stop_actor(actor: Any, timeout_s: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rlmesh_ray.actors.placement import ON_HEAD
 from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.assignment_table import AssignmentTable, EndpointRecord
 from rlmesh_ray.server.observe.endpoint_status import EndpointStatus, RunnerStatus
@@ -274,8 +275,7 @@ def shared_registry() -> Any:
             max_restarts=-1,
             # All its methods are idempotent.
             max_task_retries=-1,
-            # The loss of any other node would end all fleets, but not the cluster.
-            resources={"node:__internal_head__": 0.001},
+            **ON_HEAD,
         )
         .remote()
     )
@@ -287,4 +287,13 @@ def find_registry() -> Any:
     Raises:
         ValueError: There is none; no fleet has been started.
     """
-    return ray.get_actor(REGISTRY_NAME, namespace=REGISTRY_NAMESPACE)
+    return find_actor(REGISTRY_NAME)
+
+
+def find_actor(name: str) -> Any:
+    """Return an actor of this package by its name, from any namespace.
+
+    Raises:
+        ValueError: There is none.
+    """
+    return ray.get_actor(name, namespace=REGISTRY_NAMESPACE)

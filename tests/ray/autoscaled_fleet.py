@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.cluster_resources import may_grow
+from rlmesh_ray.actors.placement import may_grow
 from rlmesh_ray.errors import CapacityError
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address

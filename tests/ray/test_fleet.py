@@ -16,10 +16,10 @@ import ray
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.ppo import PPOConfig
 
-import rlmesh_ray.actors.ray_calls
+import rlmesh_ray.actors.placement
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor, ModelServiceActor
-from rlmesh_ray.actors.cluster_resources import is_unplaced
+from rlmesh_ray.actors.placement import is_unplaced
 from rlmesh_ray.actors.registry.registry_actor import EndpointRegistry, shared_registry
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -78,7 +78,7 @@ def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
 def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
     holder: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.actors.ray_calls, "_FIRST_NOTICE_S", 0.2)
+    monkeypatch.setattr(rlmesh_ray.actors.placement, "_FIRST_NOTICE_S", 0.2)
     algorithm = holder(12)
 
     with ThreadPoolExecutor() as pool, caplog.at_level(logging.WARNING, "rlmesh_ray"):

@@ -15,8 +15,8 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
-from rlmesh_ray.actors.registry.registry_actor import find_registry
+from rlmesh_ray.actors.registry.endpoint_resolver import owner_name
+from rlmesh_ray.actors.registry.registry_actor import find_actor, find_registry
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
@@ -75,7 +75,7 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
             errors.append(error)
 
     growing = threading.Thread(target=grow)
-    manager = find_endpoint_owner(fleet.resolver.fleet)
+    manager = find_actor(owner_name(fleet.resolver.fleet))
     growing.start()
     next_id = f"{fleet.resolver.fleet}-2"
     assert eventually(lambda: ray.get(manager.actors.remote([next_id])))
@@ -88,7 +88,7 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
 def test_a_fleet_whose_manager_has_died_says_what_to_do(fleet: EnvFleet) -> None:
     there = pids(fleet)
 
-    ray.kill(find_endpoint_owner(fleet.resolver.fleet))
+    ray.kill(find_actor(owner_name(fleet.resolver.fleet)))
 
     assert eventually(lambda: all(map(is_gone, there)))
     for number in 3, 1:

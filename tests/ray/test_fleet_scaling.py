@@ -10,8 +10,9 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.endpoint_owner import EndpointSpec, find_endpoint_owner
-from rlmesh_ray.actors.registry.registry_actor import find_registry
+from rlmesh_ray.actors.env_fleet import EndpointSpec
+from rlmesh_ray.actors.registry.endpoint_resolver import owner_name
+from rlmesh_ray.actors.registry.registry_actor import find_actor, find_registry
 from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
@@ -39,7 +40,7 @@ def ids(fleet: EnvFleet) -> list[str]:
 
 def owner_of(fleet: EnvFleet) -> Any:
     """Return the actor that starts and ends the endpoints of a fleet."""
-    return find_endpoint_owner(fleet.resolver.fleet)
+    return find_actor(owner_name(fleet.resolver.fleet))
 
 
 def next_id_of(fleet: EnvFleet) -> str:

@@ -15,7 +15,7 @@ import ray
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvServiceActor, ModelServiceActor
-from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
+from rlmesh_ray.actors.registry.endpoint_resolver import cluster_endpoints
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.errors import ConfigurationError

@@ -17,7 +17,7 @@ import ray
 from benchmarks.watching.cart_pole import DrawnCartPole
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvPool
-from rlmesh_ray.actors.registry.cluster_endpoints import ClusterEndpoints
+from rlmesh_ray.actors.registry.endpoint_resolver import ClusterEndpoints
 from rlmesh_ray.auth.token_file import endpoint_token
 from rlmesh_ray.watch.live import LiveView
 from tests.loopback.eventually import eventually

@@ -77,7 +77,7 @@ def _watch(console: Console, joined: str) -> None:
 
 
 def _query(console: Console, joined: str) -> list[EndpointStatus]:
-    from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
+    from rlmesh_ray.actors.registry.endpoint_resolver import cluster_endpoints
 
     endpoints = sorted(cluster_endpoints(), key=in_order)
     for endpoint in endpoints:

@@ -148,7 +148,7 @@ def _on_ray(
             raise
         console.say(f"no endpoints are watched: {error}", style="yellow")
         return None
-    from rlmesh_ray.actors.registry.cluster_endpoints import ClusterEndpoints
+    from rlmesh_ray.actors.registry.endpoint_resolver import ClusterEndpoints
 
     fleets = [name for name in names if name != "ray"]
     return ClusterEndpoints(f"Ray at {joined}", fleets, options.token, options.tls)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.actors.cluster_resources import Resources, fits, may_grow, node_resources
 from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.actors.placement import Resources, fits, may_grow, node_resources
 from rlmesh_ray.compat.ray import own_resources
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.config_checks import is_tune_param

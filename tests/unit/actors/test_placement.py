@@ -8,7 +8,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.model_fleet import ModelFleet
-from rlmesh_ray.actors.placement_options import Placement, require_resources
+from rlmesh_ray.actors.placement import Placement, require_resources
 from rlmesh_ray.errors import ConfigurationError
 
 X, Y, Z = (each * 56 for each in "abc")

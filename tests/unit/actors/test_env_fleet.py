@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from rlmesh_ray.actors import endpoint_owner
-from rlmesh_ray.actors.endpoint_owner import EndpointOwner, EndpointSpec
+from rlmesh_ray.actors import env_fleet
 from rlmesh_ray.actors.env_actor import SerializedEnv
+from rlmesh_ray.actors.env_fleet import EndpointOwner, EndpointSpec
 from rlmesh_ray.errors import RlmeshError
 
 HERE, THERE = "1" * 56, "2" * 56
@@ -70,9 +70,9 @@ class MovableFleet:
         def kill(actor: FakeActor) -> None:
             actor.is_alive = False
 
-        monkeypatch.setattr(endpoint_owner, "shared_registry", FakeRegistry)
+        monkeypatch.setattr(env_fleet, "shared_registry", FakeRegistry)
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
-        monkeypatch.setattr(endpoint_owner, "ray", ray)
+        monkeypatch.setattr(env_fleet, "ray", ray)
         monkeypatch.setattr("ray._private.state.available_resources_per_node", dict)
         self.manager = Owner("fleet", SerializedEnv(b""))
 
