@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import ray
 
-from rlmesh_ray.actors.model_actor import ModelReplica
+from rlmesh_ray.actors.model_actor import FleetRecord, ModelReplica, offer, start_weight_store
 from rlmesh_ray.actors.placement import await_start, checked_addresses, require_resources
 from rlmesh_ray.actors.ray_calls import (
     StoppedAtExit,
@@ -18,8 +18,11 @@ from rlmesh_ray.actors.ray_calls import (
     get_results,
 )
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
-from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
-from rlmesh_ray.actors.weight_store import FleetRecord, offer, start_weight_store
+from rlmesh_ray.actors.registry.registry_actor import (
+    REGISTRY_NAMESPACE,
+    find_actor,
+    shared_registry,
+)
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.options import completed, require_count, takes_options
@@ -39,14 +42,14 @@ def actor_name(fleet: str, endpoint_id: str = "") -> str:
     return f"model-fleet/{fleet}/{endpoint_id}"
 
 
-def find_actor(fleet: str, endpoint_id: str = "") -> Any:
-    """Return the handle of a fleet's replica, or of its weight store.
+def find_replica(fleet: str, endpoint_id: str = "") -> Any:
+    """Return the handle of a fleet's replica; without an id that of its weight store.
 
     Raises:
         EndpointUnreachableError: The fleet does not exist, or has been stopped.
     """
     try:
-        return ray.get_actor(actor_name(fleet, endpoint_id), namespace=REGISTRY_NAMESPACE)
+        return find_actor(actor_name(fleet, endpoint_id))
     except ValueError as error:
         raise EndpointUnreachableError(
             f"the cluster has no model fleet {fleet!r}; it was never started, or has been stopped"
@@ -85,7 +88,7 @@ class NamedModelFleet:
     @property
     def actors(self) -> list[Any]:
         """Handles of the replicas; see ``ModelReplica`` for their methods."""
-        return [find_actor(self.name, endpoint_id) for endpoint_id in self._record().endpoint_ids]
+        return [find_replica(self.name, each) for each in self._record().endpoint_ids]
 
     @property
     def policy_version(self) -> int:
@@ -191,7 +194,7 @@ class NamedModelFleet:
         return max(versions)
 
     def _store(self) -> Any:
-        return find_actor(self.name)
+        return find_replica(self.name)
 
     def _record(self) -> FleetRecord:
         record: FleetRecord = get_result(self._store().record.remote())
@@ -330,7 +333,7 @@ def _await_free(fleet: str, endpoint_ids: Sequence[str]) -> None:
     for endpoint_id in endpoint_ids:
         while time.monotonic() < deadline_s:
             try:
-                find_actor(fleet, endpoint_id)
+                find_replica(fleet, endpoint_id)
             except EndpointUnreachableError:
                 break
             time.sleep(_POLL_S)

@@ -23,9 +23,9 @@ from ray._private.internal_api import memory_summary
 from rlmesh_ray import ListenOptions, RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
 from rlmesh_ray.actors.gateway import query_for
-from rlmesh_ray.actors.model_fleet import find_actor
+from rlmesh_ray.actors.model_actor import WeightStore
+from rlmesh_ray.actors.model_fleet import find_replica
 from rlmesh_ray.actors.placement import await_start
-from rlmesh_ray.actors.weight_store import WeightStore
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -177,7 +177,7 @@ def test_versions_go_on_growing_when_those_who_kept_the_weights_are_gone(
     fleet: ModelFleet,
 ) -> None:
     version = fleet.set_weights({"action": 0})
-    ray.kill(find_actor(fleet.name), no_restart=False)
+    ray.kill(find_replica(fleet.name), no_restart=False)
 
     assert fleet.set_weights({"action": 1}) > version
     assert served_actions(fleet) == [1, 1]
