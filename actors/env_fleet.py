@@ -23,7 +23,7 @@ from rlmesh_ray.actors.placement import (
     needs_of,
     require_resources,
 )
-from rlmesh_ray.actors.ray_calls import MAX_INLINE_BYTES, StoppedAtExit, get_result
+from rlmesh_ray.actors.ray_calls import StoppedAtExit, durable, get_result
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, owner_name
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.token_file import derive_token
@@ -378,8 +378,7 @@ class EndpointOwner:
 
     def __init__(self, fleet: str, env: SerializedEnv) -> None:
         self._fleet = fleet
-        # Kept for the endpoints' restarts; see ``durable``.
-        self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
+        self._env = durable("the environment", env)  # kept for the endpoints' restarts
         self._registry = shared_registry()
         self._endpoints: dict[str, ManagedEndpoint] = {}
         self._draining: set[asyncio.Task[None]] = set()

@@ -41,11 +41,9 @@ _PLACES = {"scheduling_strategy", "label_selector", "resources"}
 class Placement:
     """The node choice of each endpoint of a fleet, by index. Make one with ``of``."""
 
-    resources: Mapping[str, float]
-    """``num_cpus`` and ``num_gpus`` of each endpoint."""
     where: str | tuple[str, ...]
     options: tuple[Mapping[str, Any], ...]
-    """At least one; repeated where the fleet has more endpoints."""
+    """Of Ray's actors, at least one; repeated where the fleet has more endpoints."""
 
     @classmethod
     def of(
@@ -77,8 +75,9 @@ class Placement:
                     f"actor_options has {len(each)} mappings for {num_endpoints} endpoints; give "
                     "one for each, or a single mapping for all of them"
                 )
+        each = tuple({**resources, **options} for options in each)
         if isinstance(where, str) and where in {"near", "spread"}:
-            return cls(resources, where, each)
+            return cls(where, each)
         if isinstance(where, str) or not isinstance(where, Sequence):
             raise ConfigurationError(
                 f"placement={where!r} is neither 'near' nor 'spread' nor a list of node ids"
@@ -89,7 +88,7 @@ class Placement:
                 f"placement={list(where)!r}: {', '.join(unknown) or 'an empty list'} names no node "
                 f"that is alive; the cluster has: {', '.join(sorted(nodes))}"
             )
-        return cls(resources, tuple(where), each)
+        return cls(tuple(where), each)
 
     def options_of(self, index: int) -> dict[str, Any]:
         """Return Ray's options for the actor of the endpoint at ``index``."""
@@ -100,7 +99,7 @@ class Placement:
             # Soft: when the node is lost, its endpoints restart elsewhere.
             node_id = self.where[index % len(self.where)]
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
-        return {**self.resources, "scheduling_strategy": strategy, **given}
+        return {"scheduling_strategy": strategy, **given}
 
     def is_near(self, index: int) -> bool:
         """Return whether the endpoint at ``index`` moves to the node of its first runner."""

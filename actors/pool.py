@@ -25,7 +25,6 @@ from rlmesh_ray.auth.token_file import (
     bearer_value,
     client_secret,
     client_token_of,
-    derive_token,
     endpoint_token,
 )
 from rlmesh_ray.client.channel import ConnectOptions
@@ -225,12 +224,6 @@ class EnvPool(StoppedAtExit):
         actor, self.actor = self.actor, None
         if actor is not None and self._is_own:
             stop_actor(actor, _STOP_S)
-
-
-def tokens_of(resolver: FleetResolver) -> list[str | None]:
-    """Return the token of each endpoint of a pool, in the order of its resolver."""
-    secret = resolver.secret
-    return [secret and derive_token(secret, each) for each in resolver.endpoint_ids]
 
 
 @dataclass(frozen=True, slots=True)

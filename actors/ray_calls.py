@@ -16,7 +16,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 
-MAX_INLINE_BYTES = 64 * 1024
+_MAX_INLINE_BYTES = 64 * 1024
 """Largest argument that Ray keeps with the actor; Ray's own limit is 100 KiB."""
 
 
@@ -129,4 +129,4 @@ def durable(name: str, value: object) -> object:
             f"{name}, a {type(value).__name__}, cannot be sent to Ray's actors "
             f"({type(error).__name__}: {error}); name a file, or module:factory"
         ) from error
-    return value if num_bytes < MAX_INLINE_BYTES else ray.put(value)
+    return value if num_bytes < _MAX_INLINE_BYTES else ray.put(value)

@@ -52,6 +52,11 @@ class FleetResolver:
     def __len__(self) -> int:
         return len(self.endpoint_ids)
 
+    @property
+    def tokens(self) -> list[str | None]:
+        """Token of each endpoint, by index; None: it has none, or callers have it."""
+        return [self._token(each) for each in self.endpoint_ids]
+
     def address(self, index: int) -> str:
         """Return the present address of endpoint ``index``.
 
@@ -89,8 +94,10 @@ class FleetResolver:
                 "gone, or the fleet has been stopped, or its driver has ended; start a new fleet "
                 "then"
             )
-        token = derive_token(self.secret, record.endpoint_id) if self.secret else None
-        return Assignment(record.address, record.endpoint_id, token)
+        return Assignment(record.address, record.endpoint_id, self._token(record.endpoint_id))
+
+    def _token(self, endpoint_id: str) -> str | None:
+        return derive_token(self.secret, endpoint_id) if self.secret else None
 
     def _move_near(self, endpoint_id: str, node_id: str) -> None:
         # A failure costs nothing: the endpoint can be used where it is.

@@ -9,7 +9,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.env_actor import SerializedEnv
 from rlmesh_ray.actors.env_fleet import EnvFleet
-from rlmesh_ray.actors.pool import EnvPool, tokens_of
+from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.client.env.env_session_client import probe_endpoint
@@ -188,7 +188,7 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
         elif isinstance(each, EnvPool):
             resolver = each.resolver
             resolvers.append(resolver)
-            accesses += [Access(token, each.endpoint_tls) for token in tokens_of(resolver)]
+            accesses += [Access(token, each.endpoint_tls) for token in resolver.tokens]
         elif isinstance(each, str) and looks_like_address(each):
             resolvers.append(FixedAddressResolver((each,)))
             is_theirs = settings is not None and each.startswith(settings.scheme)
