@@ -344,7 +344,6 @@ class EnvFleet(StoppedAtExit):
 
 
 def _serves(starting: Any) -> bool:
-    """Return whether an endpoint serves, by the first call to its actor."""
     ready, _ = ray.wait([starting], timeout=0)
     try:
         return bool(ready and ray.get(ready[0]))

@@ -154,7 +154,6 @@ class ModelReplica(EndpointActor[ModelServer]):
         return server.policy_version
 
     def _leave(self, heartbeat: Heartbeat) -> None:
-        """Remove the replica's address from those that the registry returns."""
         heartbeat.suspend()
 
 
@@ -396,7 +395,6 @@ def place_on_device(
 
 
 def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:
-    """Move a policy object to a device, if it has a method ``to``."""
     move = getattr(policy, "to", None)
     if where is None or (is_automatic and move is None):
         return policy

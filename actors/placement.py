@@ -91,7 +91,6 @@ class Placement:
         return cls(tuple(where), each)
 
     def options_of(self, index: int) -> dict[str, Any]:
-        """Return Ray's options for the actor of the endpoint at ``index``."""
         given = self.options[index % len(self.options)]
         # DEFAULT: not in the placement group of the caller.
         strategy: Any = "SPREAD" if self.where == "spread" else "DEFAULT"

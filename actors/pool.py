@@ -321,7 +321,6 @@ class PoolMembership:
             self._withdraw(endpoint_id)
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
-        """Store an endpoint's statistics for the next renewal; see ``PoolRegistry``."""
         member = self._present.get(endpoint_id)
         if member is not None:
             member.latest = statistics

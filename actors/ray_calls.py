@@ -53,7 +53,6 @@ def get_results(references: Sequence[Any], timeout_s: float | None = None) -> li
 
 
 def stop_actor(actor: Any, timeout_s: float) -> None:
-    """Call an actor's method ``stop``, and then kill the actor in any case."""
     # Without Ray the actor has ended already, and a call would start another Ray.
     if not ray.is_initialized():
         return

@@ -185,7 +185,6 @@ class EndpointActor(ServerActor[EndpointT]):
         return server.drain(timeout_s)
 
     def _leave(self, heartbeat: Heartbeat) -> None:
-        """Tell the registry that the endpoint drains."""
         heartbeat.retire()
 
     def _begin(self) -> None:

@@ -30,7 +30,6 @@ StatusT = TypeVar("StatusT", EndpointStatus, RunnerStatus)
 
 
 def owner_name(fleet: str) -> str:
-    """Return the name of the actor that owns the endpoints of an ``EnvFleet``."""
     return f"env-fleet/{fleet}"
 
 

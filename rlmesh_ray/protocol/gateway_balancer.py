@@ -147,7 +147,6 @@ class GatewayBalancer:
         return Counter(state.target for state in self._counting if state is not own)
 
     def _touched(self, connection: str, target: Target, now_s: float) -> ConnectionState:
-        """Return the state of a connection that uses ``target`` now."""
         state = self.connections.get(connection)
         if state is None or state.target != target:
             state = self.connections[connection] = ConnectionState(target, now_s)

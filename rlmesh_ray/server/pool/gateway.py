@@ -134,7 +134,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
 
     @property
     def address(self) -> str:
-        """The address that clients dial; only after ``start``."""
         return self._endpoint.address
 
     def start(self) -> Self:
@@ -154,7 +153,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         return self
 
     def health(self) -> Health:
-        """Return whether at least one endpoint would serve a new client."""
         return self._endpoint.health()
 
     def stop(self, grace_s: float = 0.0) -> None:
@@ -314,7 +312,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         self._listed_s = time.monotonic()
 
     async def _begin_checks(self) -> None:
-        """Check the endpoints now, and periodically until ``stop``."""
         await self._check_endpoints()
         self._checking = asyncio.ensure_future(self._keep_checking())
 
@@ -380,7 +377,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
 
 
 async def _connect(channel: grpc.aio.Channel) -> bool:
-    """Connect a channel; return whether that has succeeded."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while True:
@@ -421,7 +417,6 @@ def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _shown_to(target: Target, metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
-    """Return a client's metadata for ``target``: with the token of ``target``."""
     token = () if target.token is None else (bearer_value(target.token),)
     return (
         *(pair for pair in _passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY),
@@ -443,7 +438,6 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
 
 
 async def _receive(call: Any, context: grpc.aio.ServicerContext) -> None:
-    """Forward the endpoint's headers and messages to the client, until the call ends."""
     headers = await call.initial_metadata()
     if headers or not call.done():
         # Immediately: some clients wait for the headers before they send anything.
