@@ -146,7 +146,6 @@ class EnvFleet(StoppedAtExit):
                 name=owner_name(self._fleet),
                 namespace=REGISTRY_NAMESPACE,
                 num_cpus=0,
-                scheduling_strategy="DEFAULT",
                 **ON_HEAD,
             )
             .remote(self._fleet, serialized)

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 import ray
 
-from rlmesh_ray.actors.placement import await_start
+from rlmesh_ray.actors.placement import OUTSIDE, await_start
 from rlmesh_ray.actors.ray_calls import durable
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
@@ -83,7 +83,7 @@ def evaluate_on_ray(
     given["seed"] = checked_seed(episodes, given["seed"])
     given["observation_map"] = as_observation_map(given["observation_map"])
     shares = split_endpoints(env, model, num_workers)
-    placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
+    placement = {"num_cpus": num_cpus, **OUTSIDE, **(actor_options or {})}
     silent = EvaluationOptions(**{**given, "on_episode": None, "on_loss": None})
     worker_class: Any = EvaluationWorker
     if callable(model):  # kept until the end: Ray restarts workers with it

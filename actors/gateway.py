@@ -10,7 +10,7 @@ import ray
 
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.model_fleet import NamedModelFleet
-from rlmesh_ray.actors.placement import ON_HEAD
+from rlmesh_ray.actors.placement import ON_HEAD, OUTSIDE, PLACES
 from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
 from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
@@ -42,7 +42,6 @@ from rlmesh_ray.server.model.model_service import SERVICE as MODEL_SERVICE
 from rlmesh_ray.server.pool.gateway import GatewayServer
 
 _ASK_TIMEOUT_S = 10.0
-_PLACES = {"resources", "label_selector", "scheduling_strategy"}
 
 _LOG = logging.getLogger(__name__)
 
@@ -130,11 +129,8 @@ class Gateway(StoppedAtExit):
         self.token: TokenSource | None = None if token is False else token
         """The token that clients must present; None: none."""
         _check_address(address, token)
-        options = dict(actor_options or {})
-        if not _PLACES & options.keys():
-            options |= ON_HEAD
-        # DEFAULT: not in the placement group of the caller.
-        options = {"scheduling_strategy": "DEFAULT", **options}
+        given = actor_options or {}
+        options = {**(OUTSIDE if PLACES & given.keys() else ON_HEAD), **given}
         actor_class: Any = GatewayActor
         self.actor = actor_class.options(**options).remote(
             query_for(fleet),

@@ -10,6 +10,7 @@ from typing import Any, Unpack, cast
 
 import ray
 
+from rlmesh_ray.actors.placement import OUTSIDE
 from rlmesh_ray.actors.ray_calls import durable, get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import (
@@ -328,7 +329,7 @@ def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
             max_restarts=-1,
             # All its methods are idempotent.
             max_task_retries=-1,
-            scheduling_strategy="DEFAULT",
+            **OUTSIDE,
         )
         .remote(record)
     )

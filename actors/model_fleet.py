@@ -9,7 +9,12 @@ from typing import Any, Unpack
 import ray
 
 from rlmesh_ray.actors.model_actor import FleetRecord, ModelReplica, offer, start_weight_store
-from rlmesh_ray.actors.placement import await_start, checked_addresses, require_resources
+from rlmesh_ray.actors.placement import (
+    OUTSIDE,
+    await_start,
+    checked_addresses,
+    require_resources,
+)
 from rlmesh_ray.actors.ray_calls import (
     StoppedAtExit,
     durable,
@@ -265,8 +270,7 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         of_ray = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
-            # Not in the placement group of the caller.
-            "scheduling_strategy": "DEFAULT",
+            **OUTSIDE,
             **(actor_options or {}),
         }
         actor_class: Any = ModelReplica

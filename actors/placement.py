@@ -26,15 +26,16 @@ _NOTICE_EVERY_S = 30.0
 _NODE_GROUP_LABEL = "ray.io/node-group"
 _ROUNDING = 1e-4  # Ray counts ten-thousandths
 
-ON_HEAD = {"resources": {"node:__internal_head__": 0.001}}
+OUTSIDE: Mapping[str, Any] = {"scheduling_strategy": "DEFAULT"}
+"""Options of an actor that is not to run in the placement group of its caller."""
+ON_HEAD = {**OUTSIDE, "resources": {"node:__internal_head__": 0.001}}
 """Options of an actor that is to run on the head node: no other node's loss ends it."""
+PLACES = frozenset({"scheduling_strategy", "label_selector", "resources"})
+"""Options that name nodes."""
 Resources = Mapping[str, float]
 """Amounts by Ray's names: "CPU", "GPU", "memory" (bytes), and custom resources."""
 ActorOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Options of Ray actors: one mapping for all endpoints, or one for each."""
-
-# Options that name nodes more precisely than "near" does.
-_PLACES = {"scheduling_strategy", "label_selector", "resources"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +93,19 @@ class Placement:
 
     def options_of(self, index: int) -> dict[str, Any]:
         given = self.options[index % len(self.options)]
-        # DEFAULT: not in the placement group of the caller.
-        strategy: Any = "SPREAD" if self.where == "spread" else "DEFAULT"
         if not isinstance(self.where, str):
             # Soft: when the node is lost, its endpoints restart elsewhere.
             node_id = self.where[index % len(self.where)]
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
-        return {"scheduling_strategy": strategy, **given}
+            return {"scheduling_strategy": strategy, **given}
+        if self.where == "spread":
+            return {"scheduling_strategy": "SPREAD", **given}
+        return {**OUTSIDE, **given}
 
     def is_near(self, index: int) -> bool:
         """Return whether the endpoint at ``index`` moves to the node of its first runner."""
         given = self.options[index % len(self.options)]
-        return self.where == "near" and not _PLACES.intersection(given)
+        return self.where == "near" and not PLACES.intersection(given)
 
 
 def require_resources(
