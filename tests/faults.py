@@ -902,8 +902,8 @@ FAULTS = (
         "actors",
         "New sessions are still opened at an endpoint that is about to end.",
         "actors/registry/registry_actor.py",
-        "            if entry.is_live(now_s) and not entry.is_retiring",
-        "            if entry.is_live(now_s)",
+        "if entry.record.fleet == fleet and not entry.is_retiring and entry.is_live(now_s)",
+        "if entry.record.fleet == fleet and entry.is_live(now_s)",
         "tests/ray/test_fleet_scaling.py::"
         "test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go",
     ),

@@ -58,9 +58,8 @@ class EndpointRegistry:
         self._assignments: dict[str, AssignmentTable] = {}
         # After a restart an unknown endpoint may be gone, or its heartbeat may yet come.
         self._rebalances_from_s = clock() + (DEFAULT_LEASE_S if is_restarted() else 0.0)
-        # Both in the order of the ids' first announcements.
+        # In the order of the ids' first announcements.
         self._entries: dict[str, _Lease] = {}
-        self._fleets: dict[str, dict[str, _Lease]] = {}
         # Incarnations of withdrawn endpoints, and when to drop them.
         self._former: dict[str, tuple[int, float]] = {}
         self._next_sweep_s = 0.0
@@ -134,8 +133,8 @@ class EndpointRegistry:
         now_s = self._clock()
         return tuple(
             entry.record
-            for entry in self._fleets.get(fleet, {}).values()
-            if entry.is_live(now_s) and not entry.is_retiring
+            for entry in self._entries.values()
+            if entry.record.fleet == fleet and not entry.is_retiring and entry.is_live(now_s)
         )
 
     def retire(self, endpoint_id: str) -> None:
@@ -158,7 +157,7 @@ class EndpointRegistry:
         entry = self._entries.get(endpoint_id)
         if entry is None or incarnation not in {None, entry.record.incarnation}:
             return
-        self._drop(endpoint_id)
+        del self._entries[endpoint_id]
         # Its last heartbeat may still be on its way, and must not enter it again.
         self._former[endpoint_id] = (entry.record.incarnation, self._clock() + _FORGET_AFTER_S)
 
@@ -226,19 +225,9 @@ class EndpointRegistry:
 
     def _enter(self, record: EndpointRecord, lease_s: float) -> None:
         former = self._entries.get(record.endpoint_id)
-        if former is not None and former.record.fleet != record.fleet:
-            self._drop(record.endpoint_id)
-        entry = _Lease(
+        self._entries[record.endpoint_id] = _Lease(
             record, lease_s, self._clock(), is_retiring=bool(former and former.is_retiring)
         )
-        self._entries[record.endpoint_id] = entry
-        self._fleets.setdefault(record.fleet, {})[record.endpoint_id] = entry
-
-    def _drop(self, endpoint_id: str) -> None:
-        fleet = self._entries.pop(endpoint_id).record.fleet
-        del self._fleets[fleet][endpoint_id]
-        if not self._fleets[fleet]:
-            del self._fleets[fleet]
 
     def _yields(self, entry: _Lease, record: EndpointRecord) -> bool:
         """Return whether another record of the same id may replace an entry."""
@@ -256,7 +245,7 @@ class EndpointRegistry:
         self._next_sweep_s = now_s + _FORGET_AFTER_S / 10
         for endpoint_id, entry in list(self._entries.items()):
             if entry.left_s(now_s) < -_FORGET_AFTER_S:
-                self._drop(endpoint_id)
+                del self._entries[endpoint_id]
         for endpoint_id, (_, until_s) in list(self._former.items()):
             if until_s < now_s:
                 del self._former[endpoint_id]
