@@ -5,8 +5,10 @@ endpoint count only if the process has served nothing before.
 """
 
 import contextlib
+import functools
 import json
 import logging
+import operator
 import os
 import subprocess
 import sys
@@ -30,7 +32,7 @@ from rlmesh_ray.server.env.env_server import EnvServer
 from rlmesh_ray.server.model.model_server import ModelServer
 from rlmesh_ray.spaces.gym_conversion import contract_of
 
-WARM_UP, ROUNDS = 5, 64
+WARM_UP, ROUNDS, REPETITIONS = 5, 64, 3
 RUNNER_LANES = 8
 STEP_S = 3e-4
 """Of a runner's lane: each step takes a while, since the runner works ahead while it waits."""
@@ -62,13 +64,24 @@ class _Meter:
         self._endpoint = set(threading.enumerate()) - {threading.main_thread()}
 
     def ends(self, work: Callable[[int], object]) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the client's calls of a round, and the endpoint's; ``work`` does many rounds."""
+        """Return the client's calls of a round, and the endpoint's; ``work`` does many rounds.
+
+        The endpoint may still be ending an earlier session in another thread, which comes on top.
+        So of several repetitions each function's smallest count is taken.
+        """
+        found = [self._ends_once(work) for _ in range(REPETITIONS)]
+        client, endpoint = (
+            functools.reduce(operator.and_, counts) for counts in zip(*found, strict=True)
+        )
+        return _per_round(client), _per_round(endpoint)
+
+    def _ends_once(self, work: Callable[[int], object]) -> tuple[Counter[str], Counter[str]]:
         self._trace.start()
         work(ROUNDS)
         client, endpoint = Counter[str](), Counter[str]()
         for thread, counts in self._trace.stop().items():
             (endpoint if thread in self._endpoint else client).update(counts)
-        return _per_round(client), _per_round(endpoint)
+        return client, endpoint
 
 
 def _calls(case: str, *ends: Mapping[str, int]) -> Calls:
@@ -81,9 +94,9 @@ def _calls(case: str, *ends: Mapping[str, int]) -> Calls:
     return Calls(case, client_files=len(files[0]), files=total, **numbers)
 
 
-def _per_round(counts: Mapping[str, int]) -> dict[str, int]:
+def _per_round(counts: Mapping[str, int], rounds: int = ROUNDS) -> dict[str, int]:
     """Return the calls of a round; what is called now and then, as by a timer, is no part of it."""
-    rounded = {name: round(count / ROUNDS) for name, count in counts.items()}
+    rounded = {name: round(count / rounds) for name, count in counts.items()}
     return {name: count for name, count in rounded.items() if count}
 
 
@@ -116,7 +129,8 @@ def _step(meter: _Meter, case: str, remote: Any, action: Any) -> Calls:
     ends = meter.ends(partial(_repeat, step))
     _, infos = remote.reset(options={TRACE: False})
     text = infos[TRACE]
-    return _calls(case, *ends, _per_round(json.loads(text if isinstance(text, str) else text[0])))
+    worker = json.loads(text if isinstance(text, str) else text[0])
+    return _calls(case, *ends, _per_round(worker, REPETITIONS * ROUNDS))
 
 
 def predictions() -> Iterator[Calls]:
