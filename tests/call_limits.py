@@ -13,14 +13,14 @@ LIMITS = {
     limit.case: limit
     for limit in (
         # case, client, its files, endpoint, worker, all files
-        Calls("step, 1 lane, gRPC", 98, 18, 83, 55, 32),
-        Calls("step, 1 lane, TCP", 67, 15, 0, 60, 23),
-        Calls("step, 1 lane, shared memory", 64, 15, 0, 57, 23),
-        Calls("step, 64 lanes, gRPC", 103, 17, 84, 56, 31),
-        Calls("step, 64 lanes, TCP", 71, 15, 0, 61, 23),
-        Calls("step, 64 lanes, shared memory", 68, 15, 0, 58, 23),
-        Calls("prediction, 1 row", 72, 15, 99, None, 27),
-        Calls("prediction, 32 rows", 72, 15, 100, None, 27),
+        Calls("step, 1 lane, gRPC", 94, 18, 83, 52, 32),
+        Calls("step, 1 lane, TCP", 63, 15, 0, 57, 23),
+        Calls("step, 1 lane, shared memory", 60, 15, 0, 54, 23),
+        Calls("step, 64 lanes, gRPC", 100, 17, 84, 52, 31),
+        Calls("step, 64 lanes, TCP", 68, 15, 0, 57, 23),
+        Calls("step, 64 lanes, shared memory", 65, 15, 0, 54, 23),
+        Calls("prediction, 1 row", 71, 15, 97, None, 27),
+        Calls("prediction, 32 rows", 71, 15, 97, None, 27),
         Calls("step of a runner, 8 lanes, gRPC", 150, 26),
         Calls("step of a runner, 8 lanes, TCP", 121, 23),
         Calls("step of a runner, 8 lanes, shared memory", 118, 23),
