@@ -7,12 +7,18 @@ well kept; it is made for larger sites, with a menu across the top.
 
 import os
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 from sphinx.application import Sphinx
 
 from docs import refresh
 from rlmesh_ray import actors
+from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions
+from rlmesh_ray.server.observe.statistics import (
+    EnvStatistics,
+    ModelStatistics,
+    SessionStatistics,
+)
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")  # or importing RLlib warns
 
@@ -50,7 +56,8 @@ python_maximum_signature_line_length = 88
 nitpick_ignore_regex = [
     ("py:.*", r"(?!rlmesh_ray\.).*"),
     ("py:.*", r"rlmesh_ray\.(actors|auth|dialects|envs|protocol|rllib)\..*"),
-    ("py:.*", r"rlmesh_ray\.evaluation\.endpoints\.EndpointFleet"),
+    ("py:.*", r"rlmesh_ray\.evaluation\.coordinator\.EndpointFleet"),
+    ("py:.*", r"rlmesh_ray\.models\.onnx\.compiled_forward\.InferenceChoice"),
 ]
 
 
@@ -108,9 +115,17 @@ def _show_actors_as_classes() -> None:
     shown.ModelServiceActor = factory
 
 
+def _hide_annotations() -> None:
+    """Show the types of fields without the metrics and options that annotate them."""
+    for shown in (SessionStatistics, EnvStatistics, ModelStatistics, ListenOptions):
+        for annotated in (shown, shown.__init__):
+            annotated.__annotations__ = get_type_hints(annotated)
+
+
 def setup(app: Sphinx) -> None:
     """Connect them."""
     _show_actors_as_classes()
+    _hide_annotations()
     app.connect("source-read", _add)
     app.connect("autodoc-process-signature", _readable_signature)
     app.connect("autodoc-process-docstring", _shield, priority=100)
