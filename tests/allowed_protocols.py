@@ -7,8 +7,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 """In reasons; the other capital words are classes of the product."""
 
 ALLOWED_PROTOCOLS = {
-    "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
-    "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
     "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",

@@ -8,7 +8,7 @@ from rlmesh_ray.compliance.subjects import END_REMEDY, ENV, MODEL, EnvSubject, M
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
 from rlmesh_ray.protocol.handshake import EDITION_2026_06
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_to_proto
 
 _NO_GENERATION = "rlmesh.protocol.v0.check"
 _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"

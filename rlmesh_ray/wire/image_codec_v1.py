@@ -37,9 +37,8 @@ from rlmesh_ray.spaces.images import (
     resized_space,
 )
 from rlmesh_ray.spaces.spec import Column, DictSpec, Leaf, SpaceSpec, TupleSpec, leaves
-from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.rlmesh_v1 import values
-from rlmesh_ray.wire.validation import check_column
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec, ContractCodecs, check_column
 
 MAX_PIXEL_BYTES = 2**28
 """Most bytes of pixels in a batch: a small file may be a large image."""
@@ -182,42 +181,17 @@ def _split_files(leaf: Leaf, data: bytes, num_images: int) -> list[bytes]:
     return files
 
 
-class _ReadingCodec:
-    """Reads batches with compressed images, and writes batches of plain pixels.
-
-    A policy's actions are never compressed, although their space may have an image, or be equal to
-    that of the observations.
-    """
-
-    def __init__(self, spec: SpaceSpec, codec: ImageCodec) -> None:
-        images, plain = ImageBatchCodec(spec, codec), values.codec(spec)
-        self.decode, self.join = images.decode, images.join
-        self.encode, self.split = plain.encode, plain.split
-
-
-class CompressedObservations:
-    """The value encoding of routes whose observations have compressed images.
-
-    Args:
-        format_: Format of the images.
-    """
-
-    def __init__(self, format_: str) -> None:
-        self._codec = ImageCodec(format_)
-
-    def codec(self, spec: SpaceSpec) -> BatchCodec:
-        return _ReadingCodec(spec, self._codec) if image_leaves(spec) else values.codec(spec)
-
-
-# The same object for all routes: batches of one encoding are joined sooner.
-_compressed = lru_cache(CompressedObservations)
+@lru_cache
+def _image_codec(spec: SpaceSpec, option: str) -> BatchCodec:
+    # The same object for all routes: batches of one encoding are joined sooner.
+    return ImageBatchCodec(spec, ImageCodec.from_option(option))
 
 
 def observation_codec(contract: EnvContract) -> BatchCodec:
     """Return the codec with which the client of a route encodes its observations.
 
     Args:
-        contract: Contract of the route, as ``observations_of`` accepts it.
+        contract: Contract of the route, as ``route_codecs`` accepts it.
     """
     option = contract.metadata.get(IMAGE_CODEC)
     if option is None:
@@ -225,24 +199,25 @@ def observation_codec(contract: EnvContract) -> BatchCodec:
     return _image_codec(contract.observation_space, str(option))
 
 
-@lru_cache
-def _image_codec(spec: SpaceSpec, option: str) -> BatchCodec:
-    return ImageBatchCodec(spec, ImageCodec.from_option(option))
+def route_codecs(contract: EnvContract) -> ContractCodecs:
+    """Return the codecs with which a server reads observations and writes actions on a route.
 
-
-def observations_of(contract: EnvContract) -> CompressedObservations | None:
-    """Return the value encoding that a route's contract names; None: pixels are not compressed.
+    Actions are never compressed, although their space may have an image.
 
     Raises:
-        ContractMismatchError: It is not possible with the contract's observation space.
+        ContractMismatchError: The contract names a codec of images that does not fit its
+            observation space.
     """
+    codecs = ContractCodecs.made_by(values.codec, contract)
     option = contract.metadata.get(IMAGE_CODEC)
     if option is None:
-        return None
+        return codecs
     try:
-        return _compressed(codec_of(option, contract.observation_space, contract.num_envs).format)
+        images = codec_of(option, contract.observation_space, contract.num_envs)
     except ConfigurationError as error:
         raise ContractMismatchError(f"{IMAGE_CODEC}: {error}") from error
+    # A reader needs no quality, so that the routes of any quality have one.
+    return codecs._replace(observations=_image_codec(contract.observation_space, images.format))
 
 
 class SentImages:

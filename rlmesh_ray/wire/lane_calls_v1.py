@@ -11,14 +11,13 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1 import service_pb2 as pb
-from rlmesh_ray.wire.protobuf import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, few, parse
 from rlmesh_ray.wire.rlmesh_v1.meta import (
     InputEncoder,
     check_peer_nodes,
     decode_meta,
     encode_meta,
 )
-from rlmesh_ray.wire.validation import few
 
 SERVICE = "rlmesh_ray.lanes.v1.LaneService"
 CALL = f"/{SERVICE}/Call"

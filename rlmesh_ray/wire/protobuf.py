@@ -1,6 +1,6 @@
 """Protobuf parsing with this package's error, and the primitives of hand-written codecs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import MalformedRequest
 
+T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 
 _SMALL = [bytes([number]) for number in range(0x80)]
@@ -112,6 +113,22 @@ def _inner(kind: Descriptor) -> dict[int, Descriptor]:
     }
 
 
+MAX_LANES = 2**16
+"""Most lanes of a session, over all routes with a policy, which may remember something about each
+of them: a client can claim any number in one request."""
+
+
+def few(values: Sequence[T], what: str, most: int = MAX_LANES) -> tuple[T, ...]:
+    """Return the values of a repeated field of a message from a peer.
+
+    Raises:
+        CodecError: There are more than ``most``, which would keep every other session waiting.
+    """
+    if len(values) > most:
+        raise CodecError(f"{len(values)} {what}, and {most} are the limit")
+    return tuple(values)
+
+
 class FastCodecMiss(Exception):
     """A frame of an unusual form, which the generated code decodes; never leaves the codec."""
 
@@ -207,7 +224,6 @@ def last_text(data: bytes, at: int, tag: bytes) -> str:
     return data[start:].decode()
 
 
-T = TypeVar("T")
 Readers = Mapping[str, Callable[[Any], T]]
 """Decoder of each kind of message, by the name of its field in the oneof."""
 

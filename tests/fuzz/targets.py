@@ -66,9 +66,13 @@ from rlmesh_ray.wire._pb.rlmesh_ray.observe.v1 import service_pb2 as observe_pb
 from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec
 from rlmesh_ray.wire.protobuf import parse, varint
 from rlmesh_ray.wire.rlmesh_v1 import env, model
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
-from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
+from rlmesh_ray.wire.rlmesh_v1.specs import (
+    contract_from_proto,
+    contract_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.fuzz.registry_targets import REGISTRY_TARGETS
 from tests.fuzz.released_targets import RELEASED_TARGETS

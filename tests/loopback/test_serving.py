@@ -47,7 +47,7 @@ from rlmesh_ray.server.model import batcher, model_stream, policy_executor
 from rlmesh_ray.server.model.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.wire.validation import MAX_LANES
+from rlmesh_ray.wire.protobuf import MAX_LANES
 from tests.loopback.client_internals import num_unanswered, vanish
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel

@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import filler, lane_observation_space
 from rlmesh_ray.spaces.spec import DictSpec
 from rlmesh_ray.testing.envs import SPACES
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 BOX = from_gymnasium(spaces.Box(-1.0, 1.0, (2,), np.float32))
 DISCRETE = from_gymnasium(spaces.Discrete(3, start=5))

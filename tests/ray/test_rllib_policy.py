@@ -46,6 +46,7 @@ from rlmesh_ray.server.model.batcher import run_batch
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 pytestmark = pytest.mark.ray
 NUM_LANES = 3
@@ -477,7 +478,8 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
     def part(route: str, observation: Any) -> PredictionRequest:
         slots = [PredictSlot(0, "", 0, reset=False)]
         schema, data = BatchSchema(run.contract), observation.tobytes()
-        return PredictionRequest(schema, data, route, slots, values, lambda *_: None)
+        codecs = ContractCodecs.made_by(values.codec, run.contract)
+        return PredictionRequest(schema, data, route, slots, codecs, lambda *_: None)
 
     run_batch(policy, [part("good", good)])
     parts = [part("good", good), part("bad", np.full_like(good, np.inf))]

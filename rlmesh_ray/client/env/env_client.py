@@ -73,7 +73,6 @@ from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.exactly_once import ClientSide
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, transport_v1
-from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -82,6 +81,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import (
     max_request_bytes,
     max_response_bytes,
 )
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class EditionEnvClientDialect:
 
     def __init__(self, contract: EnvContract, observations: BatchCodec | None = None) -> None:
         self._observations = observations or values.codec(contract.observation_space)
-        self._action_space = contract.action_space
+        self._actions = values.codec(contract.action_space)
         self._width = contract.num_envs
 
     def reset(
@@ -194,8 +194,7 @@ class EditionEnvClientDialect:
         return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
-        data = values.encode_batch(self._action_space, action, self._width)
-        return Step(request_id, data, timeout_ms)
+        return Step(request_id, self._actions.encode(action, self._width), timeout_ms)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
         columns = self._observations.decode(done.observation, self._width)

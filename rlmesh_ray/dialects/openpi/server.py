@@ -61,6 +61,7 @@ from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.transport.tcp import enable_keepalive
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 _LOG = logging.getLogger(__name__)
 # The library logs each malformed request of a stranger with a traceback.
@@ -115,7 +116,10 @@ class OpenpiConnection:
         enter(self._port.endpoint.endpoint_id, short_name(""))
         host = self._port.host
         routes = ModelRoutes(
-            host, lambda each: ContractLanes(each.num_envs), lambda _: wire, keeps_same=False
+            host,
+            lambda each: ContractLanes(each.num_envs),
+            functools.partial(ContractCodecs.made_by, wire.codec),
+            keeps_same=False,
         )
         host.sessions.note_opened()
         log = SessionLog(
@@ -208,7 +212,7 @@ class OpenpiConnection:
             if not answered.done():
                 answered.set_result((result, run, queue_ns))
 
-        request = PredictionRequest(route.schema, message, route.key, _SLOTS, route.values, answer)
+        request = PredictionRequest(route.schema, message, route.key, _SLOTS, route.codecs, answer)
         # Together with the requests of all other sessions that come at the same time.
         self._port.host.submit(lambda _data: self._take(request, answered), message)
         either: set[asyncio.Future[Any]] = {answered, gone}

@@ -15,7 +15,6 @@ Servers of other projects put what they like there, so everything is optional fo
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,9 @@ from rlmesh_ray.spaces.contract import EnvContract, space_lines
 from rlmesh_ray.spaces.spec import DTYPES, Column, Leaf, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.wire import msgpack_values
-from rlmesh_ray.wire.batch_codec import join_each, split_each
 from rlmesh_ray.wire.msgpack_values import holds_numbers
 from rlmesh_ray.wire.policy_v1 import PolicyFacts, facts_in
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 # --- msgpack with arrays -----------------------------------------------------------------
 
@@ -191,8 +190,8 @@ def _walk(
             yield path, value
 
 
-class ServerCodec:
-    """Reads observations of one row and writes results; the server's ``BatchCodec``.
+class ServerCodec(BatchCodec):
+    """Reads observations of one row, and writes results.
 
     Args:
         spec: The observation space, or the action space.
@@ -240,12 +239,6 @@ class ServerCodec:
             message[key] = np.frombuffer(data, leaf.dtype).reshape(len(steps), *leaf.shape)
             begin = end
         return pack({**message, SERVER_TIMING: timing})
-
-    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        return join_each(repeat(self, len(batches)), batches, counts)
-
-    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        return split_each(repeat(self, len(counts)), columns, counts)
 
     def _wrong_keys(self, found: Mapping[str, Any], unknown: Sequence[str]) -> str:
         missing = [key for key in self._observed if key not in found]
@@ -313,7 +306,7 @@ def decode_actions(spec: SpaceSpec, message: object) -> list[NDArray[Any]]:
 
 @lru_cache(maxsize=256)
 def codec(spec: SpaceSpec) -> ServerCodec:
-    """Return the server's codec for a space; this module is a ``BatchCodecs``."""
+    """Return the server's codec for a space."""
     return ServerCodec(spec)
 
 

@@ -23,10 +23,11 @@ from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import warnings_as_texts
-from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 
 class EnvServerFrames(HandshakeFrames, Protocol):
@@ -46,7 +47,8 @@ class EnvServerDialect:
     name: str
     """The generation's."""
     frames: EnvServerFrames
-    values: BatchCodecs
+    codec: Callable[[SpaceSpec], BatchCodec]
+    """Returns the codec of a space."""
     rules: EnvRules
     infos: Callable[[Infos, Sequence[int], int], Infos]
     """Converts the infos of a vector to the dialect's form, given the lanes that the response is
@@ -62,7 +64,7 @@ class EnvServerDialect:
 EDITION_DIALECT = EnvServerDialect(
     PROTOCOL_V1,
     edition_frames,
-    edition_values,
+    edition_values.codec,
     EDITION_2026_06_RULES,
     lambda infos, _lanes, _num_lanes: warnings_as_texts(infos),
 )

@@ -160,8 +160,8 @@ class LaneSession:
             (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
         )
         self._frames = dialect.frames
-        self._action_codec = dialect.values.codec(contract.action_space)
-        self._observation_codec = dialect.values.codec(contract.observation_space)
+        self._action_codec = dialect.codec(contract.action_space)
+        self._observation_codec = dialect.codec(contract.observation_space)
         self._tag_arrays = tag_arrays
         self._images = images
         self._all_lanes = tuple(range(contract.num_envs))

@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.batch import (
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import structure_checker
-from rlmesh_ray.wire.batch_codec import BatchCodecs, join_each, split_each
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)
 
@@ -65,7 +65,6 @@ class BatchSchema:
         self._observation_checker = structure_checker(observations)
         self._action_checker = structure_checker(actions)
         self._action_leaves = leaves(actions)
-        self._codecs: dict[BatchCodecs, CodecPair] = {}
 
     def codecs(self, parts: "Requests") -> CodecPair:
         """Return the codecs of a batch; much cheaper if all parts have the same dialect.
@@ -73,19 +72,14 @@ class BatchSchema:
         Args:
             parts: At least one, of this group.
         """
-        first = parts[0].values
+        first = parts[0].codecs
         for part in parts:
-            if part.values is not first:
-                observations, actions = self.group
+            if part.codecs != first:
                 return CodecPair(
-                    partial(join_each, [part.values.codec(observations) for part in parts]),
-                    partial(split_each, [part.values.codec(actions) for part in parts]),
+                    partial(join_each, [part.codecs.observations for part in parts]),
+                    partial(split_each, [part.codecs.actions for part in parts]),
                 )
-        found = self._codecs.get(first)
-        if found is None:
-            reader, writer = map(first.codec, self.group)
-            found = self._codecs[first] = CodecPair(reader.join, writer.split)
-        return found
+        return CodecPair(first.observations.join, first.actions.split)
 
     def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations as the policy takes them; takers of chunks are marked.
@@ -234,8 +228,8 @@ class PredictionRequest:
     """Names the route over all sessions."""
     slots: Sequence[PredictSlot]
     """At least one."""
-    values: BatchCodecs
-    """The value encoding of the client's dialect, for observation and actions."""
+    codecs: ContractCodecs
+    """Those of its route, in the client's dialect; codecs of one dialect and space are the same."""
     answer: Answer
     """Called in the serving loop, unless the request is cancelled before."""
     arrived_ns: int = 0

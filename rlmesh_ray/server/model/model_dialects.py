@@ -18,9 +18,8 @@ from rlmesh_ray.protocol.model_session import (
 from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import image_codec_v1
-from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.rlmesh_v1 import model as edition
-from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 
 class ModelServerDialect(Protocol):
@@ -46,8 +45,8 @@ class ModelServerDialect(Protocol):
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return the lanes of a route that is to be configured."""
 
-    def values(self, contract: EnvContract) -> BatchCodecs:
-        """Return the codecs of observations and actions on a route that is to be configured.
+    def codecs(self, contract: EnvContract) -> ContractCodecs:
+        """Return the codecs of a route that is to be configured.
 
         Raises:
             ContractMismatchError: The contract names an encoding that does not fit its spaces.
@@ -76,9 +75,8 @@ class EditionModelServerDialect:
     def lanes(self, contract: EnvContract) -> RouteLanes:
         return ContractLanes(contract.num_envs)
 
-    def values(self, contract: EnvContract) -> BatchCodecs:
-        """Return the codecs of the edition, with compressed images if the contract says so."""
-        return image_codec_v1.observations_of(contract) or edition_values
+    def codecs(self, contract: EnvContract) -> ContractCodecs:
+        return image_codec_v1.route_codecs(contract)
 
 
 def load_model_dialects() -> dict[str, type[ModelServerDialect]]:

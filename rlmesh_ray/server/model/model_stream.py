@@ -46,8 +46,8 @@ from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, Predictio
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_dialects import ModelServerDialect
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.batch_codec import BatchCodecs
-from rlmesh_ray.wire.validation import MAX_LANES
+from rlmesh_ray.wire.protobuf import MAX_LANES
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,8 +110,7 @@ class Route(NamedTuple):
     schema: BatchSchema
     """Has the contract, too."""
     lanes: RouteLanes
-    values: BatchCodecs
-    """The codecs of its observations and actions."""
+    codecs: ContractCodecs
 
 
 class ModelRoutes:
@@ -120,7 +119,7 @@ class ModelRoutes:
     Args:
         batcher: Runs the policy.
         make_lanes: Returns the lanes of a route, by its contract.
-        choose_values: Returns the codecs of its observations and actions, likewise.
+        choose_codecs: Returns the codecs of its observations and actions, likewise.
         keeps_same: Whether a route that is configured again for the same environment goes on as it
             is.
     """
@@ -129,7 +128,7 @@ class ModelRoutes:
         self,
         batcher: Batcher,
         make_lanes: Callable[[EnvContract], RouteLanes],
-        choose_values: Callable[[EnvContract], BatchCodecs],
+        choose_codecs: Callable[[EnvContract], ContractCodecs],
         *,
         keeps_same: bool,
     ) -> None:
@@ -137,7 +136,7 @@ class ModelRoutes:
         """The open routes."""
         self._batcher = batcher
         self._make_lanes = make_lanes
-        self._choose_values = choose_values
+        self._choose_codecs = choose_codecs
         self._keeps_same = keeps_same
         self._names = current()
         self._ending: set[asyncio.Future[None]] = set()
@@ -191,7 +190,7 @@ class ModelRoutes:
             and _are_same_environment(contract, before.schema.contract)
         ):
             return
-        lanes, values = self._make_lanes(contract), self._choose_values(contract)
+        lanes, codecs = self._make_lanes(contract), self._choose_codecs(contract)
         self._require_room(route_id, lanes.num_reserved)
         self._num_opening += lanes.num_reserved
         try:
@@ -203,7 +202,7 @@ class ModelRoutes:
             self._num_opening -= lanes.num_reserved
         # A new key each time: the policy may still have to forget the route that has ended.
         key = f"{next(_NUMBERS)}/{route_id}"
-        self.by_id[route_id] = Route(key, schema, lanes, values)
+        self.by_id[route_id] = Route(key, schema, lanes, codecs)
         if before is not None:
             self._end(before)
 
@@ -297,7 +296,7 @@ class ModelStream:
         self._receive, self._frame = dialect.receive, dialect.frame
         self._session = ModelSession(dialect.rules)
         self._routes = ModelRoutes(
-            batcher, dialect.lanes, dialect.values, keeps_same=dialect.rules.keeps_same_route
+            batcher, dialect.lanes, dialect.codecs, keeps_same=dialect.rules.keeps_same_route
         )
         self._predicting: dict[str, PredictionRequest] = {}
         self._working: set[asyncio.Task[None]] = set()
@@ -405,7 +404,7 @@ class ModelStream:
             return None
         # No task for each of these: it would cost as much as the rest together.
         context = request.context
-        key, schema, lanes, values = self._routes.by_id[context.route_id]
+        key, schema, lanes, codecs = self._routes.by_id[context.route_id]
         try:
             slots = lanes.assign_lanes(context.slots)
         except (CapacityError, CodecError) as error:
@@ -415,7 +414,7 @@ class ModelStream:
             request.observation,
             key,
             slots,
-            values,
+            codecs,
             partial(self._finish_predict, request, slots),
         )
         if self._batcher.predict(prediction):

@@ -31,6 +31,7 @@ from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire.protobuf import (
     FastCodecMiss,
     as_utf8,
+    few,
     field,
     last_text,
     length_at,
@@ -52,7 +53,6 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
     decode_peer_meta,
     encode_meta,
 )
-from rlmesh_ray.wire.validation import few
 
 # --- the server's side of Join ---------------------------------------------------------
 

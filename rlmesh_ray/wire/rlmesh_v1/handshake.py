@@ -9,9 +9,8 @@ from typing import Any
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
-from rlmesh_ray.wire.protobuf import as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.validation import few
+from rlmesh_ray.wire.protobuf import as_utf8, few, parse
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 MAX_CAPABILITIES = 1024
 """Most capabilities, and most editions, of either side."""

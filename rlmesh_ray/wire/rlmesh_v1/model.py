@@ -35,11 +35,11 @@ from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import as_utf8, field, value_head, varint
 from rlmesh_ray.wire.rlmesh_v1 import handshake
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 MAX_SLOTS = 2**16
 """Most slots of one request: as many as a session may have lanes."""

@@ -1,21 +1,28 @@
-"""Conversion between specs and ``rlmesh.spaces.v1.SpaceSpec``.
+"""Conversion of specs and contracts to ``rlmesh.spaces.v1`` and ``rlmesh.env.v1``, and back.
 
-Specs from a peer are validated: the result of ``spec_from_proto`` makes a valid gymnasium space,
-and its values fit into bounded memory.
+What a peer sends is validated: a spec that is read makes a valid gymnasium space, and its values
+fit into bounded memory.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, assert_never
 
 import numpy as np
 from google.protobuf import json_format
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import SPEC
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_COUNTS,
+    MAX_DEPTH,
+    MAX_LANE_BYTES,
+    MAX_PATH_CHARACTERS,
+    MAX_RANK,
+    PART_CHARACTERS,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -25,13 +32,22 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    leaves,
 )
-from rlmesh_ray.wire import validation
+from rlmesh_ray.spaces.validation import extremes
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import types_pb2
+from rlmesh_ray.wire.protobuf import few
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
 
 _DTYPE_NUMBERS = {name: types_pb2.DType.Value(f"D_TYPE_{name.upper()}") for name in DTYPES}
-_DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
+_INT64_MAX = 2**63 - 1
+_REWARD_BYTES = 8
+
+
+# --- specs to messages -----------------------------------------------------------------
 
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
@@ -40,31 +56,9 @@ def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
     return message
 
 
-def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
-    """Return the spec that ``message`` describes.
-
-    Raises:
-        CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
-    """
-    return SpecReader().spec(message, ())
-
-
 def spec_to_json(spec: SpaceSpec) -> str:
     """Return the message that describes ``spec``, as JSON."""
     return json_format.MessageToJson(spec_to_proto(spec), indent=None)
-
-
-def spec_from_json(text: str) -> SpaceSpec:
-    """Return the spec that a message in JSON describes.
-
-    Raises:
-        CodecError: See ``spec_from_proto``; or it is no such message.
-    """
-    try:
-        message = json_format.Parse(text, pb.SpaceSpec())
-    except (json_format.ParseError, RecursionError) as error:
-        raise CodecError(f"it is no SpaceSpec: {error}") from error
-    return spec_from_proto(message)
 
 
 def fill_spec(message: Any, spec: SpaceSpec, fill_leaf: Callable[[Any, LeafSpec], None]) -> None:
@@ -141,143 +135,324 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
         message.shaped.data.add().data.extend(row.tolist())
 
 
-class SpecReader:
-    """Decodes one spec and counts the size of its values.
+# --- messages to specs -----------------------------------------------------------------
 
-    A subclass decodes the leaves of a wire with the same nodes.
+
+def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
+    """Return the spec that ``message`` describes.
+
+    Raises:
+        CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
+    """
+    return SpecReader().spec(message)
+
+
+def spec_from_json(text: str) -> SpaceSpec:
+    """Return the spec that a message in JSON describes.
+
+    Raises:
+        CodecError: See ``spec_from_proto``; or it is no such message.
+    """
+    try:
+        message = json_format.Parse(text, pb.SpaceSpec())
+    except (json_format.ParseError, RecursionError) as error:
+        raise CodecError(f"it is no SpaceSpec: {error}") from error
+    return spec_from_proto(message)
+
+
+class SpecReader:
+    """Decodes one spec, within a budget of bytes for one lane's arrays and characters for paths.
+
+    A subclass reads the leaves of a wire with the same nodes; all raise CodecError for what makes
+    no valid space.
     """
 
-    def __init__(self) -> None:
-        self._budget = validation.LaneBudget()
+    dtypes: ClassVar[Mapping[int, str]] = {number: name for name, number in _DTYPE_NUMBERS.items()}
+    """The dtypes by their numbers, of which 0 means that the peer has named none."""
 
-    def spec(self, message: Any, path: tuple[str, ...]) -> SpaceSpec:
-        self._budget.enter(path)
+    def __init__(self) -> None:
+        self._bytes_left = MAX_LANE_BYTES
+        self._characters_left = MAX_PATH_CHARACTERS
+
+    def spec(self, message: Any, path: tuple[str, ...] = ()) -> SpaceSpec:
+        self._enter(path)
         kind = message.WhichOneof("spec")
         if kind == "dict":
-            parts = validation.named_parts(message.dict.keys, message.dict.spaces)
-            return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in parts))
-        if kind == "tuple":
-            return TupleSpec(
-                tuple(
-                    self.spec(part, (*path, str(i))) for i, part in enumerate(message.tuple.spaces)
+            keys, parts = message.dict.keys, message.dict.spaces
+            if len(keys) != len(parts) or len(set(keys)) != len(keys):
+                raise CodecError(
+                    f"Dict: {len(keys)} keys, {len(parts)} spaces, or a key occurs twice"
                 )
-            )
+            named = zip(keys, parts, strict=True)
+            return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in named))
+        if kind == "tuple":
+            items = enumerate(message.tuple.spaces)
+            return TupleSpec(tuple(self.spec(part, (*path, str(i))) for i, part in items))
         try:
-            return self.leaf(kind, message)
+            return self._leaf(kind, message)
         except CodecError as error:
             raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
 
-    def leaf(self, kind: str | None, message: Any) -> LeafSpec:
+    def _leaf(self, kind: str | None, message: Any) -> LeafSpec:
         match kind:
             case "box":
                 return self._box(message)
             case "discrete":
                 own = message.discrete
-                return validation.discrete(own.n, own.start, _integer_dtype(message))
+                return _discrete(own.n, own.start, self._integer_dtype(message))
             case "multi_binary":
                 return self._multi_binary(message)
             case "multi_discrete":
                 return self._multi_discrete(message)
             case "text":
-                own_text = message.text
-                return validation.text(own_text.min_length, own_text.max_length, own_text.charset)
+                own = message.text
+                if not 0 <= own.min_length <= own.max_length:
+                    raise CodecError(f"Text has lengths {own.min_length} to {own.max_length}")
+                charset = "".join(sorted(set(own.charset)))
+                return TextSpec(own.min_length, own.max_length, charset)
         raise CodecError("it names no kind of space that is known here")
 
-    def _box(self, message: pb.SpaceSpec) -> BoxSpec:
-        dtype = np.dtype(_dtype_name(message, default=None))
+    def _box(self, message: Any) -> BoxSpec:
+        dtype = np.dtype(self._dtype_name(message.dtype))
         shape = tuple(message.shape)
-        self._budget.take(shape, dtype.itemsize)
-        return validation.box(shape, dtype, *_bounds(message.box, math.prod(shape), dtype))
+        self._take(shape, dtype.itemsize)  # before its bounds are allocated
+        low, high = self.bounds(message.box, math.prod(shape), dtype)
+        if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+            raise CodecError("a bound is NaN, or a lower bound is above its upper bound")
+        return BoxSpec(shape, dtype.name, low.tobytes(), high.tobytes())
 
-    def _multi_binary(self, message: pb.SpaceSpec) -> MultiBinarySpec:
-        kind = message.multi_binary.WhichOneof("n")
-        if kind is None:
-            raise CodecError("MultiBinary has neither size nor dims")
-        dims = message.multi_binary.dims.data
-        n = message.multi_binary.size if kind == "size" else tuple(dims)
-        spec = validation.multi_binary(n, self._budget)
-        if message.shape and tuple(message.shape) != spec.shape:
-            raise CodecError(
-                f"shape {tuple(message.shape[:8])} contradicts the space's own {spec.shape}"
-            )
+    def _multi_binary(self, message: Any) -> MultiBinarySpec:
+        spec = MultiBinarySpec(self.binary_axes(message))
+        if min(spec.shape, default=1) < 1:
+            raise CodecError(f"MultiBinary has axes {spec.shape}; they must be positive")
+        self._take(spec.shape, 1)
         return spec
 
-    def _multi_discrete(self, message: pb.SpaceSpec) -> MultiDiscreteSpec:
-        dtype = _integer_dtype(message)
-        nvec, own_shape = _nvec(message.multi_discrete)
-        shape = _multi_discrete_shape(message, own_shape)
-        return validation.multi_discrete(nvec, shape, dtype, self._budget)
+    def _multi_discrete(self, message: Any) -> MultiDiscreteSpec:
+        dtype = self._integer_dtype(message)
+        nvec, shape = self.counts(message)
+        self._take(shape, np.dtype(dtype).itemsize)
+        if len(nvec) != math.prod(shape):
+            raise CodecError(f"MultiDiscrete has {len(nvec)} counts for shape {shape}")
+        if min(nvec, default=1) < 1 or max(nvec, default=1) > np.iinfo(dtype).max:
+            raise CodecError(f"MultiDiscrete has a count that is not in 1 to the largest {dtype}")
+        return MultiDiscreteSpec(nvec, shape, dtype)
+
+    def _dtype_name(self, number: int) -> str:
+        if number not in self.dtypes:
+            raise CodecError(f"dtype {number} is not supported")
+        return self.dtypes[number]
+
+    def _integer_dtype(self, message: Any) -> str:
+        dtype = self._dtype_name(message.dtype) if message.dtype else "int64"
+        if np.dtype(dtype).kind not in "iu":
+            raise CodecError(f"{dtype} is no integer type")
+        return dtype
+
+    def _enter(self, path: Sequence[str]) -> None:
+        """Subtract a subspace, and the name of its place: it may be long above many short ones."""
+        if len(path) > MAX_DEPTH:
+            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        self._characters_left -= PART_CHARACTERS + sum(map(len, path))
+        if self._characters_left < 0:
+            raise CodecError(
+                f"the space has more than {MAX_PATH_CHARACTERS // PART_CHARACTERS} parts, or "
+                "long keys above many parts"
+            )
+
+    def _take(self, shape: Sequence[int], item_bytes: int) -> None:
+        """Subtract an array's size, unless NumPy has no such shape."""
+        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
+            raise CodecError(f"shape {tuple(shape[: MAX_RANK + 1])} is not possible")
+        # Empty axes count as one: NumPy multiplies the other axes even of an empty array.
+        self._bytes_left -= item_bytes * math.prod(max(length, 1) for length in shape)
+        if self._bytes_left < 0:
+            raise CodecError(f"shape {shape}: values of more than {MAX_LANE_BYTES} bytes a lane")
+
+    # --- what a subclass may read otherwise --------------------------------------------
+
+    def bounds(
+        self, message: Any, size: int, dtype: np.dtype[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return ``(low, high)``, flat, little endian: ``size`` elements, or one for all."""
+        kind = message.WhichOneof("bounds")
+        match kind:
+            case None | "unbounded":
+                return unbounded(size, dtype)
+            case "typed_uniform":
+                return typed_bounds(message.typed_uniform, kind, 1, size, dtype)
+            case "typed_elementwise":
+                return typed_bounds(message.typed_elementwise, kind, size, size, dtype)
+        if dtype.kind != "f":
+            raise CodecError(f"bounds of {dtype} must be typed, not doubles")
+        if kind == "uniform":
+            low, high = [message.uniform.low], [message.uniform.high]
+            return _doubles(low, 1, dtype)[:size], _doubles(high, 1, dtype)[:size]
+        own = message.elementwise
+        return _doubles(own.low, size, dtype), _doubles(own.high, size, dtype)
+
+    def binary_axes(self, message: Any) -> int | tuple[int, ...]:
+        """Return the size or the shape of a MultiBinary."""
+        own = message.multi_binary
+        kind = own.WhichOneof("n")
+        if kind is None:
+            raise CodecError("MultiBinary has neither size nor dims")
+        n: int | tuple[int, ...] = own.size if kind == "size" else tuple(own.dims.data)
+        shape = n if isinstance(n, tuple) else (n,)
+        if message.shape and tuple(message.shape) != shape:
+            raise CodecError(
+                f"shape {tuple(message.shape[:8])} contradicts the space's own {shape[:8]}"
+            )
+        return n
+
+    def counts(self, message: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the counts of a MultiDiscrete in C order, and its shape."""
+        own = message.multi_discrete
+        kind = own.WhichOneof("nvec")
+        if kind is None:
+            raise CodecError("MultiDiscrete has neither flat nor shaped")
+        if kind == "flat":
+            nvec = few(own.flat.data, "counts", MAX_COUNTS)
+            shape: tuple[int, ...] = (len(nvec),)
+        else:
+            rows = [row.data for row in few(own.shaped.data, "rows")]
+            lengths = {len(row) for row in rows}
+            if len(lengths) > 1:
+                raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)[:8]}")
+            if sum(map(len, rows)) > MAX_COUNTS:
+                raise CodecError(f"MultiDiscrete has more than {MAX_COUNTS} counts")
+            nvec = tuple(count for row in rows for count in row)
+            shape = len(rows), lengths.pop() if lengths else 0
+        if message.shape:
+            return nvec, tuple(message.shape)
+        # An empty shape and an omitted one have the same encoding; a peer that sends the dtype
+        # sends the shape, too.
+        return nvec, () if shape == (1,) and message.dtype else shape
 
 
-def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
-    if message.dtype == types_pb2.D_TYPE_UNSPECIFIED and default is not None:
-        return default
-    if message.dtype not in _DTYPE_NAMES:
-        raise CodecError(f"dtype {message.dtype} is not supported")
-    return _DTYPE_NAMES[message.dtype]
+def _discrete(n: int, start: int, dtype: str) -> DiscreteSpec:
+    info = np.iinfo(dtype)
+    if not 1 <= n <= info.max or not info.min <= start <= info.max:
+        raise CodecError(f"Discrete has n={n} and start={start}, which {dtype} cannot hold")
+    if start + n - 1 > min(_INT64_MAX, info.max):
+        raise CodecError(f"Discrete with n={n} and start={start} goes beyond {dtype} or int64")
+    return DiscreteSpec(n, start, dtype)
 
 
-def _integer_dtype(message: pb.SpaceSpec) -> str:
-    return validation.require_integer(_dtype_name(message, default="int64"))
+def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return ``(low, high)`` of an unbounded Box of ``size`` elements, as ``bounds`` does."""
+    low, high = extremes(dtype)
+    little = dtype.newbyteorder("<")
+    return np.array([low], little)[:size], np.array([high], little)[:size]
 
 
-def _bounds(
-    message: pb.BoxSpec, size: int, dtype: np.dtype[Any]
+def typed_bounds(
+    message: Any, kind: str, count: int, size: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one for all."""
-    kind = message.WhichOneof("bounds")
-    if kind is None or kind == "unbounded":
-        return validation.unbounded(size, dtype)
-    bounds = getattr(message, kind)
-    if kind.startswith("typed"):
-        count = 1 if kind == "typed_uniform" else size
-        low = validation.typed_bounds(bounds.low, kind, count, dtype)
-        return low[:size], validation.typed_bounds(bounds.high, kind, count, dtype)[:size]
-    if dtype.kind != "f":
-        raise CodecError(f"bounds of {dtype} must be typed, not doubles")
-    if kind == "uniform":
-        return _full(size, bounds.low, dtype), _full(size, bounds.high, dtype)
-    return _doubles(bounds.low, size, dtype), _doubles(bounds.high, size, dtype)
+    """Return ``(low, high)`` that a peer has sent as bytes of the space's dtype.
 
+    Args:
+        message: Has both.
+        kind: Name of its field, for errors.
+        count: How many bounds each of them must have.
+        size: How many elements a value has.
+        dtype: Dtype of the space.
 
-def _full(size: int, bound: float, dtype: np.dtype[Any]) -> NDArray[Any]:
-    return _cast(np.array([bound]), dtype)[:size]
+    Raises:
+        CodecError: There are fewer or more, or a bool is neither 0 nor 1.
+    """
+    expected = dtype.itemsize * count
+    for raw in (message.low, message.high):
+        if len(raw) != expected:
+            raise CodecError(f"{kind} has {len(raw)} bytes, expected {expected}")
+        if dtype.kind == "b" and raw.strip(b"\x00\x01"):
+            raise CodecError("a bool bound is neither 0 nor 1")
+    little = dtype.newbyteorder("<")
+    low, high = np.frombuffer(message.low, little), np.frombuffer(message.high, little)
+    return low[:size], high[:size]
 
 
 def _doubles(bounds: Iterable[float], size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     doubles = np.fromiter(bounds, np.float64)
     if doubles.size != size:
         raise CodecError(f"{doubles.size} bounds for {size} elements")
-    return _cast(doubles, dtype)
-
-
-def _cast(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     # A double beyond the dtype becomes infinite: no bound. NaN is refused later.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bounds.astype(dtype.newbyteorder("<"))
+        return doubles.astype(dtype.newbyteorder("<"))
 
 
-def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    kind = message.WhichOneof("nvec")
-    if kind is None:
-        raise CodecError("MultiDiscrete has neither flat nor shaped")
-    if kind == "flat":
-        counts = validation.few(message.flat.data, "counts", MAX_COUNTS)
-        return counts, (len(counts),)
-    rows = [row.data for row in validation.few(message.shaped.data, "rows")]
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)[:8]}")
-    if sum(map(len, rows)) > MAX_COUNTS:
-        raise CodecError(f"MultiDiscrete has more than {MAX_COUNTS} counts")
-    counts = tuple(count for row in rows for count in row)
-    return counts, (len(rows), lengths.pop() if lengths else 0)
+# --- contracts -------------------------------------------------------------------------
+
+_MODE_NUMBERS = {
+    AutoresetMode.NEXT_STEP: contract_pb2.AUTORESET_MODE_NEXT_STEP,
+    AutoresetMode.SAME_STEP: contract_pb2.AUTORESET_MODE_SAME_STEP,
+    AutoresetMode.DISABLED: contract_pb2.AUTORESET_MODE_DISABLED,
+}
+_MODES = {number: mode for mode, number in _MODE_NUMBERS.items()} | {
+    contract_pb2.AUTORESET_MODE_UNSPECIFIED: AutoresetMode.DISABLED
+}
 
 
-def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> tuple[int, ...]:
-    if message.shape:
-        return tuple(message.shape)
-    # An empty shape and an omitted one have the same encoding; a peer that sends the dtype sends
-    # the shape, too.
-    is_scalar = own_shape == (1,) and message.dtype != types_pb2.D_TYPE_UNSPECIFIED
-    return () if is_scalar else own_shape
+def contract_to_proto(contract: EnvContract) -> contract_pb2.EnvContract:
+    """Return the message of ``contract``; metadata without a wire form become text."""
+    metadata = dict(contract.metadata)
+    if contract.spec:
+        metadata[SPEC] = dict(contract.spec)
+    return contract_pb2.EnvContract(
+        id=contract.id,
+        action_space=spec_to_proto(contract.action_space),
+        observation_space=spec_to_proto(contract.observation_space),
+        metadata=encode_meta(metadata, tag_arrays=False),
+        render_mode=contract.render_mode,
+        num_envs=contract.num_envs,
+        autoreset_mode=_MODE_NUMBERS[contract.autoreset_mode],
+    )
+
+
+def contract_from_proto(message: contract_pb2.EnvContract) -> EnvContract:
+    """Return the contract in ``message``.
+
+    Raises:
+        CodecError: A space is invalid, the autoreset mode is unknown, or the lanes do not fit
+            into one message.
+    """
+    if message.autoreset_mode not in _MODES:
+        raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
+    metadata = decode_peer_meta(message.metadata)
+    spec = metadata.pop(SPEC, {})
+    observation_space, action_space = read_spaces(message, message.num_envs, SpecReader)
+    return EnvContract(
+        id=message.id,
+        observation_space=observation_space,
+        action_space=action_space,
+        num_envs=message.num_envs,
+        autoreset_mode=_MODES[message.autoreset_mode],
+        render_mode=message.render_mode,
+        metadata=metadata,
+        spec=spec if isinstance(spec, dict) else {},
+    )
+
+
+def read_spaces(
+    message: Any, num_envs: int, reader: type[SpecReader]
+) -> tuple[SpaceSpec, SpaceSpec]:
+    """Return the observation space and the action space in a message with both.
+
+    Raises:
+        CodecError: One is invalid, or so many lanes do not fit into one message.
+    """
+    specs = []
+    own = ("observation space", message.observation_space), ("action space", message.action_space)
+    for name, part in own:
+        try:
+            specs.append(reader().spec(part))
+        except CodecError as error:
+            raise CodecError(f"{name}: {error}") from error
+    for spec in specs:
+        lane_bytes = sum(leaf.lane_bytes for leaf in leaves(spec)) + _REWARD_BYTES
+        if num_envs * lane_bytes > MAX_MESSAGE_BYTES:
+            raise CodecError(
+                f"{num_envs} lanes of {lane_bytes} bytes do not fit into a message of at "
+                f"most {MAX_MESSAGE_BYTES} bytes; serve fewer lanes"
+            )
+    return specs[0], specs[1]

@@ -1,18 +1,22 @@
-"""Conversion of batches (columns, also of one lane) to the bytes of a ``SpaceValue`` and back.
+"""Batches (columns, also of one lane) to bytes and back: ``BatchCodec``, and the edition's codecs.
 
 A space whose root is an array is encoded as the raw column: one copy to encode, none to decode.
-Other spaces are encoded as a ``ValueList`` with one node for each lane.
+Other spaces are encoded as a ``ValueList`` with one node for each lane. The dialects and compressed
+images have codecs of the same interface.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.batch import concatenate, split
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     BoxSpec,
@@ -29,9 +33,7 @@ from rlmesh_ray.spaces.spec import (
     leaves,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
-from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.protobuf import MOST_PARTS, parse
-from rlmesh_ray.wire.validation import check_column, check_size
 
 _LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
 _KINDS: dict[type[LeafSpec], str] = {
@@ -44,6 +46,84 @@ _KINDS: dict[type[LeafSpec], str] = {
 """Field of ``SpaceValueNode`` for each kind of leaf."""
 _NODE_PARTS = 32
 """Most parts of a message for one leaf of one lane, with the nodes above it."""
+
+
+class BatchCodec(ABC):
+    """Encodes and decodes batches of one space; keep it where there are many batches."""
+
+    @abstractmethod
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        """Return the bytes of a batch.
+
+        Args:
+            columns: One for each leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
+            num_lanes: Width of the batch.
+
+        Raises:
+            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
+        """
+
+    @abstractmethod
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        """Return the columns of a batch; arrays may be read-only views of ``data``.
+
+        Bounds and domains are not checked here; see ``spaces.validation.Checker``.
+
+        Args:
+            data: Bytes of the batch, from the peer.
+            num_lanes: Expected width of the batch.
+
+        Raises:
+            CodecError: ``data`` is no batch of ``num_lanes`` values of the space.
+        """
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        """Decode several batches into the columns of one, in order.
+
+        Args:
+            batches: Bytes of at least one batch, from the peers.
+            counts: Expected width of each.
+
+        Raises:
+            CodecError: One is no batch of that many values of the space.
+        """
+        return join_each([self] * len(batches), batches, counts)
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        """Encode one batch as several, with the widths in ``counts``, in order.
+
+        Raises:
+            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
+        """
+        return split_each([self] * len(counts), columns, counts)
+
+
+def join_each(
+    codecs: Sequence[BatchCodec], batches: Sequence[bytes], counts: Sequence[int]
+) -> list[Column]:
+    """Decode batches, each by its own codec of one space; see ``BatchCodec.join``."""
+    parts = zip(codecs, batches, counts, strict=True)
+    return concatenate([codec.decode(data, count) for codec, data, count in parts])
+
+
+def split_each(
+    codecs: Sequence[BatchCodec], columns: Sequence[Column], counts: Sequence[int]
+) -> list[bytes]:
+    """Encode batches, each by its own codec of one space; see ``BatchCodec.split``."""
+    parts = zip(codecs, split(columns, counts), counts, strict=True)
+    return [codec.encode(own, count) for codec, own, count in parts]
+
+
+class ContractCodecs(NamedTuple):
+    """How a peer encodes the values of an environment: of its client, or of a route."""
+
+    observations: BatchCodec
+    actions: BatchCodec
+
+    @classmethod
+    def made_by(cls, codec: Callable[[SpaceSpec], BatchCodec], contract: EnvContract) -> Self:
+        """Return those that ``codec`` returns for the spaces of a contract."""
+        return cls(codec(contract.observation_space), codec(contract.action_space))
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
@@ -68,31 +148,70 @@ def codec(spec: SpaceSpec) -> BatchCodec:
     return _ArrayCodec(leaves(spec)[0])
 
 
-class _ArrayCodec:
+def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
+    """Require that ``column`` has the leaf's dtype and shape. Raises CodecError if not."""
+    # The kind is compared first: NumPy takes None for float64 when it compares dtypes.
+    if leaf.dtype is None or isinstance(column, tuple):
+        if leaf.dtype is None and isinstance(column, tuple) and len(column) == num_lanes:
+            return
+    elif column.dtype == leaf.dtype and column.shape == (num_lanes, *leaf.shape):
+        return
+    found = (
+        f"{len(column)} texts" if isinstance(column, tuple) else f"{column.dtype} {column.shape}"
+    )
+    expected = "texts" if leaf.dtype is None else f"{leaf.dtype} {leaf.shape}"
+    raise CodecError(f"column {leaf.name!r} is {found}, expected {num_lanes} lanes of {expected}")
+
+
+def array_column(leaf: Leaf, data: bytes | bytearray | memoryview, num_lanes: int) -> NDArray[Any]:
+    """Return the column of an array leaf as a view of its little-endian bytes.
+
+    Raises:
+        CodecError: They are not as many as ``num_lanes`` values have.
+    """
+    expected = num_lanes * leaf.lane_bytes
+    if len(data) != expected:
+        place = f" at {leaf.name}" if leaf.path else ""
+        raise CodecError(
+            f"{len(data)} bytes{place}, expected {expected} "
+            f"({num_lanes} lanes of {leaf.dtype} {leaf.shape})"
+        )
+    assert leaf.dtype is not None, "texts are no array"
+    shape = (num_lanes, *leaf.shape)
+    if leaf.dtype == np.bool_:
+        # A NumPy bool must be 0 or 1; a peer may send other bytes.
+        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
+    return np.frombuffer(data, _LITTLE[leaf.dtype]).reshape(shape)
+
+
+def array_bytes(leaf: Leaf, column: Column) -> bytes:
+    assert leaf.dtype is not None, "texts are no array"
+    return np.asarray(column, _LITTLE[leaf.dtype]).tobytes()
+
+
+class _ArrayCodec(BatchCodec):
     """Codec of spaces whose root is an array."""
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
-        self._little = _little(leaf)
 
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
         if len(columns) != 1:
             raise CodecError(f"{len(columns)} columns for 1 leaf")
         check_column(self._leaf, columns[0], num_lanes)
-        return np.asarray(columns[0], self._little).tobytes()
+        return array_bytes(self._leaf, columns[0])
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        return [_view(self._leaf, self._little, data, num_lanes)]
+        return [array_column(self._leaf, data, num_lanes)]
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
         if len(batches) == 1:
-            return self.decode(batches[0], counts[0])
+            return [array_column(self._leaf, batches[0], counts[0])]
         size = self._leaf.lane_bytes
         if [len(data) for data in batches] != [count * size for count in counts]:
-            for data, count in zip(batches, counts, strict=True):
-                check_size(self._leaf, len(data), count)
+            return super().join(batches, counts)  # names the one that is wrong
         # A bytearray, since bytes are read-only and torch would copy them once more.
-        return [_view(self._leaf, self._little, bytearray().join(batches), sum(counts))]
+        return [array_column(self._leaf, bytearray().join(batches), sum(counts))]
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
         data = self.encode(columns, sum(counts))
@@ -123,11 +242,6 @@ class _NodeCodec(BatchCodec):
         return [column_of(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
 
 
-def _little(leaf: Leaf) -> np.dtype[Any]:
-    assert leaf.dtype is not None
-    return _LITTLE[leaf.dtype]
-
-
 def encode_nodes(spec: SpaceSpec, by_leaf: Sequence[Sequence[Any]], num_lanes: int) -> bytes:
     """Return a ``ValueList`` with one node for each lane.
 
@@ -155,7 +269,7 @@ def node_values(leaf: Leaf, column: Column) -> Sequence[Any]:
     if isinstance(leaf.spec, DiscreteSpec):
         numbers: list[int] = column.tolist()
         return numbers
-    data, size = np.asarray(column, _little(leaf)).tobytes(), leaf.lane_bytes
+    data, size = array_bytes(leaf, column), leaf.lane_bytes
     return [data[lane * size : (lane + 1) * size] for lane in range(len(column))]
 
 
@@ -170,17 +284,6 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
             _fill(node.tuple.items.add(), part, parts)
     else:
         setattr(node, _KINDS[type(spec)], next(parts))
-
-
-def _view(
-    leaf: Leaf, little: np.dtype[Any], data: bytes | bytearray, num_lanes: int
-) -> NDArray[Any]:
-    check_size(leaf, len(data), num_lanes)
-    shape = (num_lanes, *leaf.shape)
-    if leaf.dtype == np.bool_:
-        # A NumPy bool must be 0 or 1; a peer may send other bytes.
-        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
-    return np.frombuffer(data, little).reshape(shape)
 
 
 def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]]:
@@ -242,7 +345,7 @@ def column_of(leaf: Leaf, lanes: list[Any]) -> Column:
                 raise CodecError(
                     f"{leaf.name}: {len(value)} bytes, expected {leaf.lane_bytes} a lane"
                 )
-        return _view(leaf, _little(leaf), b"".join(lanes), len(lanes))
+        return array_column(leaf, b"".join(lanes), len(lanes))
     column = np.array(lanes, np.int64)
     narrow = column.astype(leaf.dtype)
     if (narrow != column).any():

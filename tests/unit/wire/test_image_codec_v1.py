@@ -17,12 +17,11 @@ from rlmesh_ray.spaces.images import ImageCodec, resized_space
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.wire.image_codec_v1 import (
-    CompressedObservations,
     ImageBatchCodec,
     images_asked_for,
-    observations_of,
     offer,
     require_offer,
+    route_codecs,
     session_metadata,
 )
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -151,11 +150,17 @@ def contract(space: spaces.Space[Any], **metadata: object) -> EnvContract:
 
 
 def test_a_contract_names_the_encoding_of_its_route() -> None:
-    assert observations_of(contract(ROBOT)) is None
-    png = observations_of(contract(ROBOT, **{IMAGE_CODEC: "png"}))
-    assert isinstance(png, CompressedObservations)
+    assert route_codecs(contract(ROBOT)).observations is values.codec(from_gymnasium(ROBOT))
+    png = route_codecs(contract(ROBOT, **{IMAGE_CODEC: "png"}))
+    assert isinstance(png.observations, ImageBatchCodec)
     # The same object: their requests are joined without a detour.
-    assert observations_of(contract(IMAGE, **{IMAGE_CODEC: "png"})) is png
+    assert route_codecs(contract(ROBOT, **{IMAGE_CODEC: "png"})) == png
+
+
+def test_routes_of_any_quality_are_joined() -> None:
+    jpeg = route_codecs(contract(ROBOT, **{IMAGE_CODEC: "jpeg:80"}))
+
+    assert route_codecs(contract(ROBOT, **{IMAGE_CODEC: "jpeg:95"})) == jpeg
 
 
 @pytest.mark.parametrize(
@@ -174,16 +179,17 @@ def test_an_impossible_encoding_is_refused(
     space: spaces.Space[Any], format_: object, message: str
 ) -> None:
     with pytest.raises(ContractMismatchError, match=message):
-        observations_of(contract(space, **{IMAGE_CODEC: format_}))
+        route_codecs(contract(space, **{IMAGE_CODEC: format_}))
 
 
 def test_actions_are_not_compressed_even_if_their_space_is_that_of_the_observations() -> None:
     spec, columns = batch(IMAGE, 3)
-    codec = CompressedObservations("png").codec(spec)
+    route = replace(contract(IMAGE, **{IMAGE_CODEC: "png"}), action_space=spec)
+    observations, actions = route_codecs(route)
 
-    assert codec.split(columns, [1, 2]) == values.codec(spec).split(columns, [1, 2])
-    assert codec.encode(columns, 3) == values.encode_batch(spec, columns, 3)
-    assert_same(codec.join([ImageBatchCodec(spec, PNG).encode(columns, 3)], [3]), columns)
+    assert actions.split(columns, [1, 2]) == values.codec(spec).split(columns, [1, 2])
+    assert actions.encode(columns, 3) == values.encode_batch(spec, columns, 3)
+    assert_same(observations.join([ImageBatchCodec(spec, PNG).encode(columns, 3)], [3]), columns)
 
 
 def test_batches_of_too_many_pixels_are_not_joined() -> None:
@@ -237,7 +243,9 @@ def test_lanes_that_put_their_last_observations_into_infos_are_not_resized() -> 
 
 
 def test_metadata_of_another_kind_leave_the_contract_as_it_is() -> None:
-    assert observations_of(replace(contract(ROBOT), metadata={"fps": 30})) is None
+    codecs = route_codecs(replace(contract(ROBOT), metadata={"fps": 30}))
+
+    assert codecs == route_codecs(contract(ROBOT))
 
 
 def test_a_format_that_the_endpoint_does_not_offer_is_refused() -> None:

@@ -41,7 +41,7 @@ from rlmesh_ray.spaces.spec import (
 )
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire.protobuf import field, varint
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 pb: Any = dm_env_rpc_pb2
 """Tensors, specs, requests and responses."""

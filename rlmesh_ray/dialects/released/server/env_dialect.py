@@ -31,7 +31,7 @@ def _infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
 DIALECT = EnvServerDialect(
     WIRE_V1,
     frames,
-    values,
+    values.codec,
     ENV_RULES,
     _infos,
     frames.with_timings,

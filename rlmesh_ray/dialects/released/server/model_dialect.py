@@ -31,7 +31,7 @@ from rlmesh_ray.protocol.model_session import (
 )
 from rlmesh_ray.server.endpoint.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.batch_codec import BatchCodecs
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 MAX_EPISODES = 2**16
 """Episodes that one session may have at a time. A policy may keep a state for each of them, and
@@ -241,8 +241,8 @@ class ReleasedModelServerDialect:
     def lanes(self, contract: EnvContract) -> RouteLanes:
         return EpisodeLanes(self._held)
 
-    def values(self, contract: EnvContract) -> BatchCodecs:
-        return values
+    def codecs(self, contract: EnvContract) -> ContractCodecs:
+        return ContractCodecs.made_by(values.codec, contract)
 
 
 DIALECT = ReleasedModelServerDialect

@@ -42,7 +42,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
-from rlmesh_ray.wire.protobuf import field, read_request, read_response, varint
+from rlmesh_ray.wire.protobuf import few, field, read_request, read_response, varint
 from rlmesh_ray.wire.rlmesh_v1.env import (
     as_flags,
     closed_from_proto,
@@ -56,7 +56,6 @@ from rlmesh_ray.wire.rlmesh_v1.env import (
 )
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 from rlmesh_ray.wire.rlmesh_v1.meta import MetaBudget, decode_meta, decode_peer_meta, encode_meta
-from rlmesh_ray.wire.validation import few
 
 _LONGEST_TIMEOUT_MS = 2**63 - 1
 

@@ -4,7 +4,8 @@ A spec from a peer is checked whole, as ``rlmesh_v1.specs`` does it.
 """
 
 import math
-from typing import Any, assert_never
+from collections.abc import Mapping
+from typing import Any, ClassVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,19 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
 )
-from rlmesh_ray.wire import validation
 from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import env_contract_pb2 as contract_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2 as pb
+from rlmesh_ray.wire.protobuf import few
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
-from rlmesh_ray.wire.rlmesh_v1.specs import SpecReader, fill_spec
-from rlmesh_ray.wire.validation import named_space, require_width
+from rlmesh_ray.wire.rlmesh_v1.specs import (
+    SpecReader,
+    fill_spec,
+    read_spaces,
+    typed_bounds,
+    unbounded,
+)
 
 _NUMBERS = {name: pb.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
-_NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
@@ -46,7 +51,7 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
         CodecError: It describes no space, one that NumPy cannot hold, or one whose values are
             larger than ``MAX_LANE_BYTES``.
     """
-    return _SpecReader().spec(message, ())
+    return _SpecReader().spec(message)
 
 
 def _fill_leaf(message: pb.SpaceSpec, spec: LeafSpec) -> None:
@@ -80,8 +85,8 @@ def _fill_array(message: pb.SpaceSpec, shape: tuple[int, ...], dtype: str) -> No
 def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
     low, high = spec.bounds()
     size = math.prod(spec.shape)
-    unbounded = validation.unbounded(size, low.dtype)
-    if (spec.low, spec.high) == tuple(bound.tobytes() for bound in unbounded):
+    no_bounds = unbounded(size, low.dtype)
+    if (spec.low, spec.high) == tuple(bound.tobytes() for bound in no_bounds):
         message.unbounded = True
     elif len(spec.low) == len(spec.high) == low.itemsize:
         message.uniform.low, message.uniform.high = spec.low, spec.high
@@ -90,54 +95,26 @@ def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
 
 
 class _SpecReader(SpecReader):
-    def leaf(self, kind: str | None, message: Any) -> LeafSpec:
+    dtypes: ClassVar[Mapping[int, str]] = {number: name for name, number in _NUMBERS.items()}
+
+    def bounds(
+        self, message: Any, size: int, dtype: np.dtype[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        match message.WhichOneof("bounds"):
+            case "uniform":
+                return typed_bounds(message.uniform, "uniform", 1, size, dtype)
+            case "elementwise":
+                return typed_bounds(message.elementwise, "elementwise", size, size, dtype)
+        return unbounded(size, dtype)
+
+    def binary_axes(self, message: Any) -> int | tuple[int, ...]:
         shape = tuple(message.shape)
-        match kind:
-            case "box":
-                dtype = np.dtype(_dtype_name(message))
-                self._budget.take(shape, dtype.itemsize)
-                bounds = _bounds(message.box, math.prod(shape), dtype)
-                return validation.box(shape, dtype, *bounds)
-            case "discrete":
-                own = message.discrete
-                return validation.discrete(own.n, own.start, _integer_dtype(message))
-            case "multi_binary":
-                return validation.multi_binary(shape[0] if len(shape) == 1 else shape, self._budget)
-            case "multi_discrete":
-                counts = message.multi_discrete.nvec
-                nvec = validation.few(counts, "counts", MAX_COUNTS)
-                # One count without an axis is a scalar; without a shape, several are a vector.
-                own_shape = shape or (() if len(nvec) == 1 else (len(nvec),))
-                dtype_name = _integer_dtype(message)
-                return validation.multi_discrete(nvec, own_shape, dtype_name, self._budget)
-            case "text":
-                text = message.text
-                return validation.text(text.min_length, text.max_length, text.charset)
-        raise CodecError("it names no kind of space that is known here")
+        return shape[0] if len(shape) == 1 else shape
 
-
-def _dtype_name(message: pb.SpaceSpec) -> str:
-    if message.dtype not in _NAMES:
-        raise CodecError(f"dtype {message.dtype} is not supported")
-    return _NAMES[message.dtype]
-
-
-def _integer_dtype(message: pb.SpaceSpec) -> str:
-    is_told = message.dtype != pb.DATA_TYPE_UNSPECIFIED
-    return validation.require_integer(_dtype_name(message) if is_told else "int64")
-
-
-def _bounds(
-    message: pb.BoxSpec, size: int, dtype: np.dtype[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
-    kind = message.WhichOneof("bounds")
-    if kind is None or kind == "unbounded":
-        return validation.unbounded(size, dtype)
-    own = message.uniform if kind == "uniform" else message.elementwise
-    count = 1 if kind == "uniform" else size
-    low = validation.typed_bounds(own.low, kind, count, dtype)
-    return low[:size], validation.typed_bounds(own.high, kind, count, dtype)[:size]
+    def counts(self, message: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        nvec = few(message.multi_discrete.nvec, "counts", MAX_COUNTS)
+        # One count without an axis is a scalar; without a shape, several are a vector.
+        return nvec, tuple(message.shape) or (() if len(nvec) == 1 else (len(nvec),))
 
 
 _MODE_NUMBERS = {
@@ -173,8 +150,7 @@ def contract_from_proto(message: contract_pb.EnvContract) -> EnvContract:
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
     mode = _MODES[message.autoreset_mode]
-    contract = _contract(message.spec, message.num_envs, mode, message.render_mode)
-    return require_width(contract)
+    return _contract(message.spec, message.num_envs, mode, message.render_mode)
 
 
 def env_spec_to_proto(contract: EnvContract) -> contract_pb.EnvSpec:
@@ -192,7 +168,7 @@ def env_spec_from_proto(message: contract_pb.EnvSpec) -> EnvContract:
     Raises:
         CodecError: A space is malformed.
     """
-    return require_width(_contract(message, 1, AutoresetMode.DISABLED, ""))
+    return _contract(message, 1, AutoresetMode.DISABLED, "")
 
 
 def _contract(
@@ -200,10 +176,11 @@ def _contract(
 ) -> EnvContract:
     metadata = decode_peer_meta(spec.metadata)
     metadata.pop(_MODE_KEY, None)
+    observation_space, action_space = read_spaces(spec, num_envs, _SpecReader)
     return EnvContract(
         id=spec.id,
-        observation_space=named_space("observation space", spec_from_proto, spec.observation_space),
-        action_space=named_space("action space", spec_from_proto, spec.action_space),
+        observation_space=observation_space,
+        action_space=action_space,
         num_envs=num_envs,
         autoreset_mode=mode,
         render_mode=render_mode,

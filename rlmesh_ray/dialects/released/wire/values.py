@@ -8,18 +8,17 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.spec import DTYPES, Column, Leaf, SpaceSpec, leaves
-from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
+from rlmesh_ray.spaces.spec import Column, Leaf, SpaceSpec, leaves
 from rlmesh_ray.wire.protobuf import varint, varint_at
-from rlmesh_ray.wire.validation import check_column, check_size
+from rlmesh_ray.wire.rlmesh_v1.values import (
+    BatchCodec,
+    array_bytes,
+    array_column,
+    check_column,
+)
 
-_LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
 _LEAF = 0x0A  # SpaceValue.leaves
 _WORD = 8
 
@@ -43,7 +42,7 @@ def codec(spec: SpaceSpec) -> BatchCodec:
     return _Codec(leaves(spec))
 
 
-class _Codec:
+class _Codec(BatchCodec):
     """For any space, by its leaves."""
 
     def __init__(self, own: Sequence[Leaf]) -> None:
@@ -55,7 +54,7 @@ class _Codec:
         parts = []
         for leaf, column in zip(self._leaves, columns, strict=True):
             check_column(leaf, column, num_lanes)
-            data = _slab(column) if isinstance(column, tuple) else _raw(leaf, column)
+            data = _slab(column) if isinstance(column, tuple) else array_bytes(leaf, column)
             parts += [_head(len(data)), data]
         return b"".join(parts)
 
@@ -63,15 +62,12 @@ class _Codec:
         parts = zip(self._leaves, _parts(data, len(self._leaves)), strict=True)
         return [_column(leaf, part, num_lanes) for leaf, part in parts]
 
-    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        return join_each([self] * len(batches), batches, counts)
-
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
         if len(self._leaves) != 1 or self._leaves[0].dtype is None:
-            return split_each([self] * len(counts), columns, counts)
+            return super().split(columns, counts)
         leaf = self._leaves[0]
         check_column(leaf, columns[0], sum(counts))
-        data, size = _raw(leaf, columns[0]), leaf.lane_bytes  # type: ignore[arg-type]  # no text
+        data, size = array_bytes(leaf, columns[0]), leaf.lane_bytes
         ends = [end * size for end in accumulate(counts)]
         return [
             _head(n * size) + data[end - n * size : end]
@@ -81,11 +77,6 @@ class _Codec:
 
 def _head(size: int) -> bytes:
     return b"\x0a" + varint(size)
-
-
-def _raw(leaf: Leaf, column: NDArray[Any]) -> bytes:
-    assert leaf.dtype is not None
-    return np.asarray(column, _LITTLE[leaf.dtype]).tobytes()
 
 
 def _slab(texts: tuple[str, ...]) -> bytes:
@@ -122,12 +113,7 @@ def _parts(data: bytes, count: int) -> list[memoryview]:
 def _column(leaf: Leaf, data: memoryview, num_lanes: int) -> Column:
     if leaf.dtype is None:
         return _texts(leaf, data, num_lanes)
-    check_size(leaf, len(data), num_lanes)
-    shape = (num_lanes, *leaf.shape)
-    if leaf.dtype == np.bool_:
-        # Bytes other than 0 and 1 are no valid bool in NumPy.
-        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
-    return np.frombuffer(data, _LITTLE[leaf.dtype]).reshape(shape)
+    return array_column(leaf, data, num_lanes)
 
 
 def _texts(leaf: Leaf, data: memoryview, num_lanes: int) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
-from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs, decode_batch, encode_batch
 
 
 def contract(observations: Any, actions: Any) -> EnvContract:
@@ -62,7 +62,8 @@ def request(
     contract: EnvContract, data: bytes, num_rows: int, encoding: Any = values
 ) -> PredictionRequest:
     schema = BatchSchema(contract)
-    return PredictionRequest(schema, data, "route", slots(num_rows), encoding, unanswered)
+    codecs = ContractCodecs.made_by(encoding.codec, contract)
+    return PredictionRequest(schema, data, "route", slots(num_rows), codecs, unanswered)
 
 
 def unanswered(*_: object) -> None:
@@ -459,7 +460,7 @@ class Chunking(Doubling):
 def chunk_part(horizon: int, *first: float, encoding: Any = values) -> PredictionRequest:
     made = part(*first)
     made.schema = BatchSchema(BOX, 3, horizon)
-    made.values = encoding
+    made.codecs = ContractCodecs.made_by(encoding.codec, BOX)
     return made
 
 

@@ -22,6 +22,7 @@ from rlmesh_ray.server.model.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 from tests.unit.server.endpoint.jumping_loop import JumpingLoop
 
 CONTRACT = EnvContract(
@@ -32,6 +33,7 @@ CONTRACT = EnvContract(
     autoreset_mode=AutoresetMode.DISABLED,
 )
 SCHEMA = BatchSchema(CONTRACT)
+CODECS = ContractCodecs.made_by(values.codec, CONTRACT)
 SLOTS = [PredictSlot(0, "", 0, False)]
 
 
@@ -112,7 +114,7 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, values, self.note))
+            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, CODECS, self.note))
 
         self.host.submit(take, np.array([value], np.float32).tobytes())
 
@@ -250,7 +252,7 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_has_run_cannot() -> 
     async def scenario(stage: Stage) -> None:
         await stage.open("a", "b")
         asked = [
-            PredictionRequest(SCHEMA, data, key, SLOTS, values, stage.note)
+            PredictionRequest(SCHEMA, data, key, SLOTS, CODECS, stage.note)
             for key, data in (("a", np.float32(1).tobytes()), ("b", np.float32(2).tobytes()))
         ]
         for each in asked:
@@ -315,7 +317,7 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
         all_done = asyncio.Event()
 
         def ask(data: bytes) -> None:
-            stage.host.predict(PredictionRequest(SCHEMA, data, "a", SLOTS, values, answer))
+            stage.host.predict(PredictionRequest(SCHEMA, data, "a", SLOTS, CODECS, answer))
 
         def answer(result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
             nonlocal left

@@ -8,7 +8,7 @@ from rlmesh_ray.protocol.capabilities import SPEC
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
-from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 
 def contract(mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> EnvContract:
