@@ -149,12 +149,18 @@ class ModelSession:
 
     def receive(self, request: SessionRequest | MalformedRequest) -> ModelSessionOutput:
         output = ModelSessionOutput()
-        refusal = self._refusal(request)
-        if refusal is not None:
-            output.responses.append(refusal)
+        if self._closing is not None or self.is_closed:
+            reason = "the session is closing; nothing may follow Close"
+            output.responses.append(
+                ModelFailed(request.request_id, ModelErrorCode.CLOSED, reason, is_recoverable=False)
+            )
+        elif isinstance(request, MalformedRequest):
+            output.responses.append(_invalid(request, request.reason))
+        elif request.request_id in self._outstanding:
+            output.responses.append(_invalid(request, "this request_id is still outstanding"))
         elif isinstance(request, CloseModel):
             self._closing = request
-            self._maybe_close(output)
+            self._close_if_done(output)
         elif isinstance(request, RouteRequest):
             self._outstanding.add(request.request_id)
             route_id = request.context.route_id
@@ -215,27 +221,14 @@ class ModelSession:
     def _answer(self, response: SessionResponse, output: ModelSessionOutput) -> None:
         self._outstanding.discard(response.request_id)
         output.responses.append(response)
-        self._maybe_close(output)
+        if self._closing is not None:
+            self._close_if_done(output)
 
-    def _maybe_close(self, output: ModelSessionOutput) -> None:
+    def _close_if_done(self, output: ModelSessionOutput) -> None:
         if self._closing is not None and not self._outstanding:
             output.responses.append(ModelClosed(self._closing.request_id))
             self.is_closed = True
             self._closing = None
-
-    def _refusal(self, request: SessionRequest | MalformedRequest) -> ModelFailed | None:
-        if self._closing is not None or self.is_closed:
-            return ModelFailed(
-                request.request_id,
-                ModelErrorCode.CLOSED,
-                "the session is closing; nothing may follow Close",
-                is_recoverable=False,
-            )
-        if isinstance(request, MalformedRequest):
-            return _invalid(request, request.reason)
-        if request.request_id in self._outstanding:
-            return _invalid(request, "this request_id is still outstanding")
-        return None
 
 
 def _invalid(request: Request, reason: str) -> ModelFailed:
