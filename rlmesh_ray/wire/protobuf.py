@@ -12,8 +12,6 @@ from rlmesh_ray.protocol.messages import MalformedRequest
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 
-_SMALL = [bytes([number]) for number in range(0x80)]
-
 
 Descriptor = Any
 """``google.protobuf.descriptor.Descriptor``, of either implementation."""
@@ -129,13 +127,12 @@ def few(values: Sequence[T], what: str, most: int = MAX_LANES) -> tuple[T, ...]:
     return tuple(values)
 
 
-class FastCodecMiss(Exception):
-    """A frame of an unusual form, which the generated code decodes; never leaves the codec."""
+# --- writing by hand -------------------------------------------------------------------
 
 
 def varint(number: int) -> bytes:
     if number < 0x80:
-        return _SMALL[number]
+        return bytes((number,))
     if number < 0x4000:
         return bytes((number & 0x7F | 0x80, number >> 7))
     if number < 0x200000:
@@ -157,7 +154,10 @@ def as_utf8(text: str) -> str:
 
 def field(tag: bytes, data: bytes) -> bytes:
     """Return a length-delimited field; nothing for empty ``data``."""
-    return b"%b%b%b" % (tag, varint(len(data)), data) if data else b""
+    size = len(data)
+    if size < 0x80:
+        return b"%b%c%b" % (tag, size, data) if data else b""
+    return b"%b%b%b" % (tag, varint(size), data)
 
 
 @lru_cache(maxsize=64)
@@ -166,62 +166,6 @@ def value_head(tag: bytes, size: int) -> bytes:
     head = b"\x0a" + varint(size)  # SpaceValueBytes.data
     head = b"\x0a" + varint(len(head) + size) + head  # SpaceValue.bytes
     return tag + varint(len(head) + size) + head
-
-
-def length_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at ``at``, below 2**28, and the position after it.
-
-    Raises:
-        FastCodecMiss: It has more than four bytes.
-        IndexError: ``data`` ends within it.
-    """
-    number = data[at]
-    if number < 0x80:
-        return number, at + 1
-    number &= 0x7F
-    for shift in (7, 14, 21):
-        at += 1
-        part = data[at]
-        number |= (part & 0x7F) << shift
-        if part < 0x80:
-            return number, at + 1
-    raise FastCodecMiss
-
-
-def value_at(data: bytes, at: int, tag: int) -> tuple[int, int]:
-    """Return start and end of the bytes of the ``SpaceValue`` in the field ``tag`` at ``at``.
-
-    Raises:
-        FastCodecMiss: There is none, or it has anything besides its bytes.
-        IndexError: ``data`` ends before the bytes.
-    """
-    is_known = data[at] == tag
-    size, at = length_at(data, at + 1)
-    outer = at + size
-    is_known &= data[at] == 0x0A
-    size, at = length_at(data, at + 1)
-    inner = at + size
-    is_known &= data[at] == 0x0A
-    size, at = length_at(data, at + 1)
-    if not (is_known and at + size == inner == outer):
-        raise FastCodecMiss
-    return at, inner
-
-
-def last_text(data: bytes, at: int, tag: bytes) -> str:
-    """Return the text in the field ``tag`` at ``at``, the last one of the frame; it may be missing.
-
-    Raises:
-        FastCodecMiss: There is another field, or more than one.
-        UnicodeDecodeError: The text is no UTF-8.
-        IndexError: ``data`` ends within the field.
-    """
-    if at == len(data):
-        return ""
-    size, start = length_at(data, at + len(tag))
-    if not data.startswith(tag, at) or start + size != len(data):
-        raise FastCodecMiss
-    return data[start:].decode()
 
 
 Readers = Mapping[str, Callable[[Any], T]]

@@ -29,13 +29,9 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire.protobuf import (
-    FastCodecMiss,
     as_utf8,
     few,
     field,
-    last_text,
-    length_at,
-    value_at,
     value_head,
     varint,
 )
@@ -57,11 +53,6 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
 # --- the server's side of Join ---------------------------------------------------------
 
 
-def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
-    """Return the request in ``data``. Never raises: every frame gets an in-band response."""
-    return protobuf.read_request(pb.JoinRequest, _REQUESTS, data)
-
-
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
     """Return the frame of ``response``.
 
@@ -73,7 +64,8 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
         tag_arrays: Whether the peer has the capability NDARRAY.
     """
     if isinstance(response, StepDone):
-        return pack_step_done(response, _extras(response, tag_arrays))
+        has_extras = response.infos or response.completed_episodes
+        return pack_step_done(response, _extras(response, tag_arrays) if has_extras else b"")
     message = pb.JoinResponse(request_id=response.request_id)
     match response:
         case ResetDone():
@@ -123,10 +115,13 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
     "close": lambda message: Close(message.request_id, message.close.reason),
 }
 
+parse_request: Callable[[bytes], EnvRequest | MalformedRequest] = partial(
+    protobuf.read_request, pb.JoinRequest, _REQUESTS
+)
+"""Returns the request in a frame. Never raises: every frame gets an in-band response."""
+
 
 def _extras(response: StepDone, tag_arrays: bool) -> bytes:
-    if not (response.infos or response.completed_episodes):
-        return b""
     body, budget = pb.StepResponse(), infos_budget(response)
     if response.infos:
         body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
@@ -204,7 +199,9 @@ def pack_request(
             frame = _request_message(request, tag_arrays, max_bytes).SerializeToString()
     except (TypeError, ValueError) as error:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
-    return require_size(request, frame, max_bytes)
+    if len(frame) > max_bytes:
+        raise too_large(request, len(frame), max_bytes)
+    return frame
 
 
 def parse_response(data: bytes) -> EnvResponse:
@@ -219,23 +216,8 @@ def parse_response(data: bytes) -> EnvResponse:
         return read_response(data)
 
 
-def read_response(data: bytes) -> EnvResponse:
-    """Decode as ``parse_response`` does, with the generated code only.
-
-    Raises:
-        CodecError: ``data`` is no response, or one of an unknown kind.
-    """
-    return protobuf.read_response(pb.JoinResponse, _RESPONSES, data)
-
-
-def require_size(request: EnvRequest, frame: bytes, max_bytes: int) -> bytes:
-    """Return the frame of a request, unless it is too large for the peer.
-
-    Raises:
-        CodecError: It is.
-    """
-    if len(frame) <= max_bytes:
-        return frame
+def too_large(request: EnvRequest, num_bytes: int, max_bytes: int) -> CodecError:
+    """Return the error of a request whose frame is too large for the peer; it names the remedy."""
     remedy = "give shorter text"
     if isinstance(request, Reset) and request.options:
         sizes = {
@@ -243,8 +225,8 @@ def require_size(request: EnvRequest, frame: bytes, max_bytes: int) -> bytes:
             for key, value in request.options.items()
         }
         remedy = f"give less in options[{sizes[max(sizes)]!r:.40}]"
-    raise CodecError(
-        f"{type(request).__name__} has {len(frame)} bytes, and the endpoint takes {max_bytes}; "
+    return CodecError(
+        f"{type(request).__name__} has {num_bytes} bytes, and the endpoint takes {max_bytes}; "
         f"{remedy}"
     )
 
@@ -336,6 +318,11 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
     "close": closed_from_proto,
     "error": failed_from_proto,
 }
+
+read_response: Callable[[bytes], EnvResponse] = partial(
+    protobuf.read_response, pb.JoinResponse, _RESPONSES
+)
+"""Decodes as ``parse_response`` does, with the generated code only."""
 
 
 def records_from_proto(messages: Iterable[Any]) -> tuple[EpisodeRecord, ...]:
@@ -437,6 +424,10 @@ def _pack_ids(episode_ids: tuple[str, ...]) -> bytes:
     return b"".join([b"\x3a%b%b" % (varint(len(each)), each) for each in ids])
 
 
+class FastCodecMiss(Exception):
+    """A frame of an unusual form, which the generated code decodes; never leaves this module."""
+
+
 def parse_step_done(data: bytes) -> StepDone:
     """Return the response in ``data``.
 
@@ -444,59 +435,105 @@ def parse_step_done(data: bytes) -> StepDone:
         FastCodecMiss: The generated code has to decode it.
     """
     try:
-        if data[0] != 0x12:
+        # JoinResponse.step, StepResponse.observation, SpaceValue.bytes and SpaceValueBytes.data
+        start, (end, *value_ends) = _nested_at(data, b"\x12\x0a\x0a\x0a")
+        at = value_ends[0]
+        # .rewards, .terminated_mask, .truncated_mask
+        (rewards, terminated, truncated), ids_at = _fields_at(data, at, end, b"\x12\x1a\x22")
+        is_usual = value_ends == [at, at, at] and ids_at <= end and len(rewards) % 8 == 0
+        # NumPy bools must be 0 or 1.
+        if not is_usual or terminated.strip(b"\x00\x01") or truncated.strip(b"\x00\x01"):
             raise FastCodecMiss
-        size, at = length_at(data, 1)
-        end = at + size
-        start, at = value_at(data, at, 0x0A)
-        observation = data[start:at]
-        rewards, at = _bytes_at(data, at, end, 0x12)
-        terminated, at = _bytes_at(data, at, end, 0x1A)
-        truncated, at = _bytes_at(data, at, end, 0x22)
-        if at > end or len(rewards) % 8:
-            raise FastCodecMiss
-        read_ids = _parse_ids if end - at <= _CACHED_BYTES else _parse_ids.__wrapped__
+        read_ids = _parse_ids if end - ids_at <= _CACHED_BYTES else _parse_ids.__wrapped__
+        numbers = array("d", rewards)
+        if sys.byteorder == "big":
+            numbers.byteswap()
         return StepDone(
-            last_text(data, end, b"\xaa\x01"),
-            observation,
-            as_doubles(rewards),
-            as_flags(terminated),
-            as_flags(truncated),
+            _last_text(data, end, b"\xaa\x01"),  # JoinResponse.request_id
+            data[start:at],
+            numbers,
+            terminated,
+            truncated,
             {},
             (),
-            read_ids(data[at:end]),
+            read_ids(data[ids_at:end]),
         )
     except (IndexError, UnicodeDecodeError) as error:
         raise FastCodecMiss from error
 
 
-def _bytes_at(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
-    if at >= end or data[at] != tag:
-        return b"", at
-    size, at = length_at(data, at + 1)
-    return data[at : at + size], at + size
+def _nested_at(data: bytes, tags: bytes) -> tuple[int, list[int]]:
+    """Return where the innermost of fields in one another begins, and where each of them ends.
+
+    Each is the first field of the one around it; the outermost is the first of the frame.
+    """
+    at, ends = 0, []
+    for tag in tags:
+        if data[at] != tag:
+            raise FastCodecMiss
+        size, at = data[at + 1], at + 2
+        if size >= 0x80:
+            size, at = _length_at(data, at - 1)
+        ends.append(at + size)
+    return at, ends
 
 
+def _fields_at(data: bytes, at: int, end: int, tags: bytes) -> tuple[list[bytes], int]:
+    """Return the contents of fields that follow one another, and where the last one ends.
+
+    A missing one is empty.
+    """
+    found = []
+    for tag in tags:
+        if at >= end or data[at] != tag:
+            found.append(b"")
+            continue
+        size, at = data[at + 1], at + 2
+        if size >= 0x80:
+            size, at = _length_at(data, at - 1)
+        found.append(data[at : at + size])
+        at += size
+    return found, at
+
+
+def _length_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at ``at``, below 2**28, and the position after it."""
+    number = 0
+    for shift in (0, 7, 14, 21):
+        part = data[at]
+        at += 1
+        number |= (part & 0x7F) << shift
+        if part < 0x80:
+            return number, at
+    raise FastCodecMiss
+
+
+def _last_text(data: bytes, at: int, tag: bytes) -> str:
+    """Return the text in the field ``tag`` at ``at``, the frame's last one; it may be missing."""
+    if at == len(data):
+        return ""
+    start = at + len(tag) + 1
+    size = data[start - 1]
+    if size >= 0x80:
+        size, start = _length_at(data, start - 1)
+    if not data.startswith(tag, at) or start + size != len(data):
+        raise FastCodecMiss
+    return data[start:].decode()
+
+
+# The ids of all lanes stay the same for many steps.
 @lru_cache(maxsize=32)
 def _parse_ids(data: bytes) -> tuple[str, ...]:
     ids, at = [], 0
     while at < len(data):
-        if data[at] != 0x3A:
+        if data[at] != 0x3A:  # StepResponse.episode_ids
             raise FastCodecMiss
-        size, at = length_at(data, at + 1)
+        size, at = _length_at(data, at + 1)
         ids.append(data[at : at + size].decode())
         at += size
     if at != len(data):
         raise FastCodecMiss
     return tuple(ids)
-
-
-def as_doubles(data: bytes) -> "array[float]":
-    """Return the little-endian doubles in ``data``."""
-    numbers = array("d", data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
 
 
 def as_flags(mask: bytes) -> bytes:

@@ -52,7 +52,7 @@ from rlmesh_ray.wire.rlmesh_v1.env import (
     options_to_proto,
     record_fields,
     records_from_proto,
-    require_size,
+    too_large,
 )
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 from rlmesh_ray.wire.rlmesh_v1.meta import MetaBudget, decode_meta, decode_peer_meta, encode_meta
@@ -83,7 +83,9 @@ def pack_request(
         frame = _request_message(request, tag_arrays, max_bytes).SerializeToString()
     except (TypeError, ValueError) as error:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
-    return require_size(request, frame, max_bytes)
+    if len(frame) > max_bytes:
+        raise too_large(request, len(frame), max_bytes)
+    return frame
 
 
 def _reset(message: pb.JoinRequest) -> Reset:

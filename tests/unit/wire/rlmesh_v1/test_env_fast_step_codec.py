@@ -16,8 +16,8 @@ from rlmesh_ray.protocol.messages import EnvResponse, EpisodeRecord, Step, StepD
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.strategies import damaged, plain_infos
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
-from rlmesh_ray.wire.protobuf import FastCodecMiss
 from rlmesh_ray.wire.rlmesh_v1 import env
+from rlmesh_ray.wire.rlmesh_v1.env import FastCodecMiss
 from tests.frame_mutation import mutate_frame
 
 TEXT = st.text(max_size=8) | st.just("x" * 300)
