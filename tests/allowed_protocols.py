@@ -8,7 +8,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 
 ALLOWED_PROTOCOLS = {
     "BidiCall": "QueuedCall, SingleThreadedCall",
-    "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
@@ -24,7 +23,6 @@ ALLOWED_PROTOCOLS = {
     "EpisodeCounters": "keeps protocol from transport, which has EpisodeCounts",
     "ExportablePolicy": "TorchPolicy, RecurrentTorchPolicy, RllibPolicy",
     "FurtherPort": "keeps the server from the dialect openpi, which has OpenpiPort",
-    "HandshakeFrames": "the modules env and model: wire, released",
     "ModelClientDialect": "EditionModelClientDialect, ReleasedModelClientDialect",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",

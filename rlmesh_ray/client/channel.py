@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from rlmesh_ray import __version__
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
@@ -35,6 +35,7 @@ from rlmesh_ray.protocol.handshake import (
     edition_sha256,
     make_handshake_request,
 )
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 Metadata = tuple[tuple[str, str], ...]
@@ -288,16 +289,6 @@ _UNDECODABLE = (
 )
 
 
-class ClientHandshakeFrames(Protocol):
-    """Frames of a service's handshake: part of a dialect's wire module for the service."""
-
-    def pack_handshake_request(self, offer: HandshakeRequest) -> bytes:
-        """Return the frame of ``offer``."""
-
-    def parse_handshake_response(self, data: bytes) -> HandshakeResponse:
-        """Return the answer of a server; raises CodecError if ``data`` is no such frame."""
-
-
 MakeT = TypeVar("MakeT", bound=Callable[..., object])
 
 
@@ -306,7 +297,7 @@ class HandshakeVariant(Generic[MakeT]):
     """The handshake of a service in one generation, and the dialect of sessions after it."""
 
     generation: str
-    frames: ClientHandshakeFrames
+    frames: HandshakeFrames
     offer: HandshakeRequest
     accept: Callable[[HandshakeRequest, HandshakeResponse], HandshakeResponse]
     """Returns the answer with the edition's names for capabilities. Raises HandshakeRefusedError
@@ -321,7 +312,7 @@ class ServiceHandshake(Generic[MakeT]):
 
     path: str
     """gRPC path of the handshake."""
-    frames: ClientHandshakeFrames
+    frames: HandshakeFrames
     """The service's frames in the edition's generation."""
     able: Sequence[str]
     """Capabilities of this client in the edition's generation."""
@@ -405,12 +396,10 @@ def _ask(
     path: str,
     variant: HandshakeVariant[MakeT],
 ) -> HandshakeResponse:
-    reply = connect_options.call(
-        channel, path, variant.frames.pack_handshake_request(variant.offer)
-    )
+    reply = connect_options.call(channel, path, variant.frames.pack_request(variant.offer))
     address = connect_options.address
     try:
-        answer = variant.frames.parse_handshake_response(reply)
+        answer = variant.frames.parse_response(reply)
         # An answer of another generation may decode as a refusal.
         has_name = answer.generation != "" and answer.generation.isprintable()
         if not (answer.compatible or has_name or answer.error_message):

@@ -84,7 +84,7 @@ class Subject:
     """Module with the frames of the service."""
 
     def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        answer: HandshakeResponse = self.wire.parse_handshake_response(self._handshake(changes))
+        answer: HandshakeResponse = self.wire.HANDSHAKE.parse_response(self._handshake(changes))
         return answer
 
     def has_contract(self, **changes: Any) -> bool:
@@ -102,8 +102,10 @@ class Subject:
         return replace(own, **changes)
 
     def ask_shutdown(self) -> tuple[bool, str]:
-        reply = self._call("Shutdown", self.wire.pack_shutdown_request("rlmesh-ray check"))
-        response = self.wire.parse_shutdown_response(reply)
+        reply = self._call(
+            "Shutdown", self.wire.HANDSHAKE.pack_shutdown_request("rlmesh-ray check")
+        )
+        response = self.wire.HANDSHAKE.parse_shutdown_response(reply)
         self.is_shut_down = response.accepted
         return response.accepted, response.message
 
@@ -124,10 +126,10 @@ class Subject:
             ClauseBroken: The handshake is refused.
         """
         connect_options = self.connect_options
-        offer = self.wire.pack_handshake_request(self.offer())
+        offer = self.wire.HANDSHAKE.pack_request(self.offer())
         with connect_options.open() as channel:
             reply = connect_options.call(channel, self.service + "Handshake", offer)
-            answer = self.wire.parse_handshake_response(reply)
+            answer = self.wire.HANDSHAKE.parse_response(reply)
             require(answer.compatible, f"our own handshake is refused: {answer.error_message!r}")
             session_id = answer.capabilities.get(capabilities.SESSION, "")
             has_id = bool(session_id) and not is_bare
@@ -140,7 +142,7 @@ class Subject:
                 stream.close()
 
     def _handshake(self, changes: Mapping[str, Any]) -> bytes:
-        return self._call("Handshake", self.wire.pack_handshake_request(self.offer(**changes)))
+        return self._call("Handshake", self.wire.HANDSHAKE.pack_request(self.offer(**changes)))
 
     def _call(self, method: str, data: bytes) -> bytes:
         """Make a unary call on a new connection; raises EndpointError if it fails."""

@@ -125,21 +125,21 @@ class TamperingServer:
         saboteur = self._new_sabotage(self.memory)
         call = self._channel.unary_unary(self._path("Handshake"))
         try:
-            offer = self._wire.parse_handshake_request(data)
-            forged = self._wire.pack_handshake_request(saboteur.offer(offer))
+            offer = self._wire.HANDSHAKE.parse_request(data)
+            forged = self._wire.HANDSHAKE.pack_request(saboteur.offer(offer))
             answer = saboteur.answer(
-                offer, self._wire.parse_handshake_response(call(forged, timeout=10.0))
+                offer, self._wire.HANDSHAKE.parse_response(call(forged, timeout=10.0))
             )
-            return saboteur.answer_frame(self._wire.pack_handshake_response(answer))
+            return saboteur.answer_frame(self._wire.HANDSHAKE.pack_response(answer))
         except Abort as abort:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(abort))
             raise
 
     def _shutdown(self, data: bytes, _context: grpc.ServicerContext) -> bytes:
         call = self._channel.unary_unary(self._path("Shutdown"))
-        response = self._wire.parse_shutdown_response(call(data, timeout=10.0))
+        response = self._wire.HANDSHAKE.parse_shutdown_response(call(data, timeout=10.0))
         forged = self._new_sabotage(self.memory).shutdown(response)
-        packed: bytes = self._wire.pack_shutdown_response(
+        packed: bytes = self._wire.HANDSHAKE.pack_shutdown_response(
             accepted=forged.accepted, message=forged.message
         )
         return packed

@@ -136,26 +136,26 @@ def offer(data: bytes) -> None:
     handshake.is_handshake(data)
     handshake.is_shutdown(data)
     try:
-        own = env.parse_handshake_request(data)
+        own = env.HANDSHAKE.parse_request(data)
     except CodecError:
         return
     answer = answer_released_offer(own, server_version="1", capabilities={"x": "true"})
-    env.parse_handshake_response(env.pack_handshake_response(answer))
-    env.parse_handshake_request(env.pack_handshake_request(own))
+    env.HANDSHAKE.parse_response(env.HANDSHAKE.pack_response(answer))
+    env.HANDSHAKE.parse_request(env.HANDSHAKE.pack_request(own))
 
 
 def offer_seeds() -> Iterator[bytes]:
     """Yield an offer; both services have the same fields."""
-    yield env.pack_handshake_request(make_released_offer("tests", "1.2", {"a": "b"}))
+    yield env.HANDSHAKE.pack_request(make_released_offer("tests", "1.2", {"a": "b"}))
 
 
 def answer(data: bytes) -> None:
     """Read what a server replies, and judge it."""
     try:
-        own = env.parse_handshake_response(data)
+        own = env.HANDSHAKE.parse_response(data)
     except CodecError:
         return
-    env.parse_handshake_response(env.pack_handshake_response(own))
+    env.HANDSHAKE.parse_response(env.HANDSHAKE.pack_response(own))
     try:
         accept_released_answer(OFFER, own)
     except HandshakeRefusedError as error:
@@ -165,7 +165,7 @@ def answer(data: bytes) -> None:
 def answer_seeds() -> Iterator[bytes]:
     """Yield answers with contracts of every space."""
     for contract in contracts():
-        yield env.pack_handshake_response(
+        yield env.HANDSHAKE.pack_response(
             answer_released_offer(OFFER, server_version="1", capabilities={}, contract=contract)
         )
 

@@ -172,13 +172,13 @@ def _offer(service: Any) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         """Read what a client says first, and answer it."""
         try:
-            offer = service.parse_handshake_request(data)
+            offer = service.HANDSHAKE.parse_request(data)
         except CodecError:
             return
-        service.parse_handshake_response(
-            service.pack_handshake_response(answer_handshake(offer, **_SERVER))
+        service.HANDSHAKE.parse_response(
+            service.HANDSHAKE.pack_response(answer_handshake(offer, **_SERVER))
         )
-        service.parse_handshake_request(service.pack_handshake_request(offer))
+        service.HANDSHAKE.parse_request(service.HANDSHAKE.pack_request(offer))
 
     return run
 
@@ -189,10 +189,10 @@ def _answer(service: Any) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         """Read what a server replies, and judge it."""
         try:
-            answer = service.parse_handshake_response(data)
+            answer = service.HANDSHAKE.parse_response(data)
         except CodecError:
             return
-        service.parse_handshake_response(service.pack_handshake_response(answer))
+        service.HANDSHAKE.parse_response(service.HANDSHAKE.pack_response(answer))
         try:
             check_handshake_response(offer, answer)
         except HandshakeRefusedError as error:
@@ -206,26 +206,26 @@ _SERVER: dict[str, Any] = {"server_version": "1", "capabilities": {"x": "y"}}
 
 def offer_seeds() -> Iterator[bytes]:
     """Yield offers; both services have the same fields here."""
-    yield env.pack_handshake_request(make_handshake_request("tests", "1.2", {"a": "b"}))
+    yield env.HANDSHAKE.pack_request(make_handshake_request("tests", "1.2", {"a": "b"}))
 
 
 def env_answer_seeds() -> Iterator[bytes]:
     """Yield answers with contracts of every space."""
     offer = make_handshake_request("tests", "1.2", {})
     for contract in contracts():
-        yield env.pack_handshake_response(answer_handshake(offer, contract=contract, **_SERVER))
+        yield env.HANDSHAKE.pack_response(answer_handshake(offer, contract=contract, **_SERVER))
 
 
 def model_answer_seeds() -> Iterator[bytes]:
     """Yield an answer without a contract."""
-    yield model.pack_handshake_response(
+    yield model.HANDSHAKE.pack_response(
         answer_handshake(make_handshake_request("tests", "1.2", {}), **_SERVER)
     )
 
 
 def shutdown(data: bytes) -> None:
     """Read both frames of Shutdown."""
-    for read in (env.parse_shutdown_request, env.parse_shutdown_response):
+    for read in (env.HANDSHAKE.parse_shutdown_request, env.HANDSHAKE.parse_shutdown_response):
         try:
             read(data)
         except CodecError:
@@ -234,8 +234,8 @@ def shutdown(data: bytes) -> None:
 
 def shutdown_seeds() -> Iterator[bytes]:
     """Yield both frames of Shutdown."""
-    yield env.pack_shutdown_request("done")
-    yield env.pack_shutdown_response(accepted=False, message="no")
+    yield env.HANDSHAKE.pack_shutdown_request("done")
+    yield env.HANDSHAKE.pack_shutdown_response(accepted=False, message="no")
 
 
 def spec(data: bytes) -> None:

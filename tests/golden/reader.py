@@ -62,13 +62,15 @@ class Reader:
         match method:
             case "Handshake":
                 said = (
-                    codec.parse_handshake_request if is_request else codec.parse_handshake_response
+                    codec.HANDSHAKE.parse_request if is_request else codec.HANDSHAKE.parse_response
                 )(frame.data)
                 if isinstance(getattr(said, "contract", None), EnvContract):
                     self._contract = said.contract
             case "Shutdown":
                 parse = (
-                    codec.parse_shutdown_request if is_request else codec.parse_shutdown_response
+                    codec.HANDSHAKE.parse_shutdown_request
+                    if is_request
+                    else codec.HANDSHAKE.parse_shutdown_response
                 )
                 said = parse(frame.data)
             case _:
@@ -103,13 +105,15 @@ class Reader:
         codec, is_request = self._codecs[service], frame.way == ">"
         match method, is_request:
             case "Handshake", True:
-                data = codec.pack_handshake_request(said)
+                data = codec.HANDSHAKE.pack_request(said)
             case "Handshake", False:
-                data = codec.pack_handshake_response(said)
+                data = codec.HANDSHAKE.pack_response(said)
             case "Shutdown", True:
-                data = codec.pack_shutdown_request(said.reason)
+                data = codec.HANDSHAKE.pack_shutdown_request(said.reason)
             case "Shutdown", False:
-                data = codec.pack_shutdown_response(accepted=said.accepted, message=said.message)
+                data = codec.HANDSHAKE.pack_shutdown_response(
+                    accepted=said.accepted, message=said.message
+                )
             case _, True:
                 data = codec.pack_request(said)
             case _ if service == "model":

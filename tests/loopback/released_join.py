@@ -18,11 +18,11 @@ LONG_MS = 60_000
 
 def shake_hands(address: str, token: str | None = None) -> HandshakeResponse:
     """Return what an environment's endpoint answers to the handshake."""
-    offer = wire.pack_handshake_request(make_released_offer("test", "0", {}))
+    offer = wire.HANDSHAKE.pack_request(make_released_offer("test", "0", {}))
     metadata = None if token is None else (("authorization", token),)
     with plain_channel(address) as channel:
         call = channel.unary_unary(ENV_HANDSHAKE)
-        return wire.parse_handshake_response(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
+        return wire.HANDSHAKE.parse_response(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
 
 
 class ReleasedJoin:

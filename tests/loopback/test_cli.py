@@ -860,7 +860,7 @@ def other_generation() -> Iterator[str]:
     """The address of an endpoint that speaks a generation to come."""
 
     def handshake(_data: bytes, _context: object) -> bytes:
-        return wire.pack_handshake_response(
+        return wire.HANDSHAKE.pack_response(
             HandshakeResponse(
                 False, "rlmesh.protocol.v9", "rlmesh.protocol.v9", "9.1", ("2099.01",)
             )

@@ -53,8 +53,8 @@ def greet(address: str, generation: str, service: str) -> HandshakeResponse:
         (WIRE_V1, MODEL): released_model,
     }[generation, service]
     offer = EDITION_OFFER if generation == PROTOCOL_V1 else RELEASED_OFFER
-    frame = tell(address, service + "Handshake", frames.pack_handshake_request(offer))
-    answer: HandshakeResponse = frames.parse_handshake_response(frame)
+    frame = tell(address, service + "Handshake", frames.HANDSHAKE.pack_request(offer))
+    answer: HandshakeResponse = frames.HANDSHAKE.parse_response(frame)
     return answer
 
 
@@ -116,8 +116,10 @@ def test_an_endpoint_may_speak_only_dm_env_rpc() -> None:
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_a_shutdown_is_answered_in_the_form_it_came_in(frames: Any, is_allowed: bool) -> None:
     with ModelServer(zeros, allow_shutdown=is_allowed) as server:
-        request = frames.pack_shutdown_request("the day is over")
-        answer = frames.parse_shutdown_response(tell(server.address, MODEL + "Shutdown", request))
+        request = frames.HANDSHAKE.pack_shutdown_request("the day is over")
+        answer = frames.HANDSHAKE.parse_shutdown_response(
+            tell(server.address, MODEL + "Shutdown", request)
+        )
 
         assert server.wait(DEADLINE_S if is_allowed else 0.0) == is_allowed
 
@@ -128,12 +130,12 @@ def test_a_shutdown_is_answered_in_the_form_it_came_in(frames: Any, is_allowed: 
 
 def test_no_client_stops_an_endpoint_in_a_dialect_that_is_not_enabled() -> None:
     with ModelServer(zeros, allow_shutdown=True, dialects=[PROTOCOL_V1]) as server:
-        request = released_env.pack_shutdown_request("the day is over")
+        request = released_env.HANDSHAKE.pack_shutdown_request("the day is over")
         frame = tell(server.address, MODEL + "Shutdown", request)
 
         assert not server.wait(0.0)
 
-    answer = released_env.parse_shutdown_response(frame)
+    answer = released_env.HANDSHAKE.parse_shutdown_response(frame)
     assert not answer.accepted
     assert answer.message.startswith(f"this endpoint does not speak {WIRE_V1}")
 

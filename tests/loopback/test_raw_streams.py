@@ -231,7 +231,7 @@ def test_same_step_is_served_to_clients_that_have_offered_it(same_step: EnvServe
 
 def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_it() -> None:
     (name, sha256), *_ = KNOWN_TEXTS.items()
-    offer = wire.pack_handshake_request(make_handshake_request("peer", "1", {}, text=sha256))
+    offer = wire.HANDSHAKE.pack_request(make_handshake_request("peer", "1", {}, text=sha256))
     with (
         EnvServer("CartPole-v1") as strict,
         EnvServer("CartPole-v1", address=ListenOptions(accept_edition_texts=[name])) as lenient,
@@ -239,10 +239,10 @@ def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_i
         ModelServer(zeros, address=ListenOptions(accept_edition_texts=[sha256])) as lenient_model,
     ):
         answers = [
-            wire.parse_handshake_response(call(server, ENV, offer)).compatible
+            wire.HANDSHAKE.parse_response(call(server, ENV, offer)).compatible
             for server in (strict, lenient)
         ] + [
-            model_wire.parse_handshake_response(call(server, MODEL, offer)).compatible
+            model_wire.HANDSHAKE.parse_response(call(server, MODEL, offer)).compatible
             for server in (strict_model, lenient_model)
         ]
 
@@ -264,21 +264,21 @@ def call(server: EnvServer | ModelServer, service: str, data: bytes) -> bytes:
 
 def shake_hands(server: EnvServer, *offered: str) -> str:
     """Return the session id that a client gets who offers these capabilities."""
-    offer = wire.pack_handshake_request(
+    offer = wire.HANDSHAKE.pack_request(
         make_handshake_request("peer", "1", dict.fromkeys(offered, ""))
     )
-    return wire.parse_handshake_response(call(server, ENV, offer)).capabilities[
+    return wire.HANDSHAKE.parse_response(call(server, ENV, offer)).capabilities[
         capabilities.SESSION
     ]
 
 
 @pytest.mark.parametrize("offered", [(), (capabilities.POLICY,)])
 def test_what_a_policy_is_is_shown_on_request(offered: tuple[str, ...]) -> None:
-    offer = model_wire.pack_handshake_request(
+    offer = model_wire.HANDSHAKE.pack_request(
         make_handshake_request("peer", "1", dict.fromkeys(offered, ""))
     )
     with ModelServer(zeros) as server:
-        answer = model_wire.parse_handshake_response(call(server, MODEL, offer))
+        answer = model_wire.HANDSHAKE.parse_response(call(server, MODEL, offer))
 
     assert tuple({capabilities.POLICY} & answer.capabilities.keys()) == offered
 

@@ -267,12 +267,12 @@ def replies(edition: Reply, released: Reply) -> Ask:
 
 
 OFFER = make_released_offer("test", "0", {})
-REFUSED = released_wire.pack_handshake_response(
+REFUSED = released_wire.HANDSHAKE.pack_response(
     answer_released_offer(
         OFFER, server_version="9.9", capabilities={}, refusal="come back tomorrow"
     )
 )
-ACCEPTED = released_wire.pack_handshake_response(
+ACCEPTED = released_wire.HANDSHAKE.pack_response(
     answer_released_offer(OFFER, server_version="9.9", capabilities={}, contract=CONTRACT)
 )
 
@@ -354,7 +354,7 @@ def test_a_refusal_in_the_edition_is_the_last_word(serve: Callable[..., str]) ->
         answer = HandshakeResponse(
             False, PROTOCOL_V1, PROTOCOL_V1, "9", (), error_message="not with you"
         )
-        return edition_wire.pack_handshake_response(answer)
+        return edition_wire.HANDSHAKE.pack_response(answer)
 
     with pytest.raises(HandshakeRefusedError, match="not with you"):
         EnvClient(ConnectOptions(serve(handshake)))
@@ -369,7 +369,7 @@ def test_another_edition_of_the_released_generation_is_refused(serve: Callable[.
         EnvClient(
             ConnectOptions(
                 serve(
-                    replies(grpc.StatusCode.INTERNAL, released_wire.pack_handshake_response(other))
+                    replies(grpc.StatusCode.INTERNAL, released_wire.HANDSHAKE.pack_response(other))
                 )
             )
         )

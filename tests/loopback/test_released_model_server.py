@@ -249,8 +249,8 @@ def shake_hands(address: str, edition: str = "2026.06") -> HandshakeResponse:
     offer = dataclasses.replace(make_released_offer("test", "1", {}), editions=(edition,))
     with plain_channel(address) as channel:
         call = channel.unary_unary(HANDSHAKE)
-        return wire.parse_handshake_response(
-            call(wire.pack_handshake_request(offer), timeout=PATIENCE_S)
+        return wire.HANDSHAKE.parse_response(
+            call(wire.HANDSHAKE.pack_request(offer), timeout=PATIENCE_S)
         )
 
 

@@ -112,10 +112,10 @@ class Peer:
         self._server.stop(0).wait(10)
 
     def _handshake(self, data: bytes, _context: grpc.ServicerContext) -> bytes:
-        self.offers.append(self._wire.parse_handshake_request(data))
+        self.offers.append(self._wire.HANDSHAKE.parse_request(data))
         answer = self._answer
         packed: bytes = (
-            answer if isinstance(answer, bytes) else self._wire.pack_handshake_response(answer)
+            answer if isinstance(answer, bytes) else self._wire.HANDSHAKE.pack_response(answer)
         )
         return packed
 
@@ -198,7 +198,7 @@ def test_a_compatible_answer_without_a_contract_is_refused_clearly(
 
 
 def _contract(**changes: Any) -> bytes:
-    message = service_pb2.HandshakeResponse.FromString(env_wire.pack_handshake_response(YES))
+    message = service_pb2.HandshakeResponse.FromString(env_wire.HANDSHAKE.pack_response(YES))
     for name, value in changes.items():
         if value is None:
             message.env_contract.ClearField(name)

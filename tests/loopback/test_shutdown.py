@@ -21,11 +21,8 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.errors import EndpointError
-from rlmesh_ray.wire.rlmesh_v1.handshake import (
-    ShutdownResponse,
-    pack_shutdown_request,
-    parse_shutdown_response,
-)
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse
 from tests.loopback.client_internals import vanish
 from tests.loopback.ports import plain_channel
 
@@ -35,8 +32,10 @@ MODEL = "/rlmesh.model.v1.ModelService/Shutdown"
 
 def shut_down(address: str, path: str) -> ShutdownResponse:
     with plain_channel(address) as channel:
-        return parse_shutdown_response(
-            channel.unary_unary(path)(pack_shutdown_request("the day is over"), timeout=20.0)
+        return wire.HANDSHAKE.parse_shutdown_response(
+            channel.unary_unary(path)(
+                wire.HANDSHAKE.pack_shutdown_request("the day is over"), timeout=20.0
+            )
         )
 
 

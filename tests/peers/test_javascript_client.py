@@ -390,9 +390,9 @@ def scripted(
     """Serve what ``join`` yields on a stream; yield the address."""
 
     def handshake(data: bytes, _context: grpc.ServicerContext) -> bytes:
-        offer: HandshakeRequest = wire.parse_handshake_request(data)
+        offer: HandshakeRequest = wire.HANDSHAKE.parse_request(data)
         answer = answer_handshake(offer, server_version="7", capabilities={})
-        return wire.pack_handshake_response(change(answer))
+        return wire.HANDSHAKE.pack_response(change(answer))
 
     def stream(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:

@@ -230,7 +230,7 @@ EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
 """Makes the dialect of a session with this contract."""
 HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
     "/rlmesh.env.v1.EnvService/Handshake",
-    wire,
+    wire.HANDSHAKE,
     _ABLE,
     EditionEnvClientDialect,
     "client.env_dialect",

@@ -58,7 +58,7 @@ ModelDialectFactory = Callable[[str], ModelClientDialect]
 """Makes the dialect of a session with this id."""
 HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
     "/rlmesh.model.v1.ModelService/Handshake",
-    edition_wire,
+    edition_wire.HANDSHAKE,
     (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS),
     EditionModelClientDialect,
     "client.model_dialect",

@@ -21,7 +21,7 @@ from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
 from rlmesh_ray.server.endpoint.connection_limits import FIRST_MESSAGE_TIMEOUT_S
 from rlmesh_ray.server.endpoint.error_text import parsed, refuse
-from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownRequest
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,22 +104,6 @@ def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
     return capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ())
 
 
-class HandshakeFrames(Protocol):
-    """Frames of Handshake and Shutdown: part of a dialect's wire module for a service."""
-
-    def parse_handshake_request(self, data: bytes) -> HandshakeRequest:
-        """Return the offer of a client. Raises CodecError if ``data`` is no handshake."""
-
-    def pack_handshake_response(self, answer: HandshakeResponse) -> bytes:
-        """Return the frame of the answer."""
-
-    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest:
-        """Return the request of a client. Raises CodecError if ``data`` is no such request."""
-
-    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes:
-        """Return the frame of the answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationHandshake:
     """How a generation besides the edition's is detected and its handshakes answered."""
@@ -138,8 +122,8 @@ class ServedDialect(Protocol):
     """What a HandshakeService uses of a dialect."""
 
     @property
-    def frames(self) -> HandshakeFrames:
-        """Its frames of the service."""
+    def handshake_frames(self) -> HandshakeFrames:
+        """Its frames of Handshake and Shutdown."""
 
     @property
     def handshake(self) -> GenerationHandshake | None:
@@ -184,7 +168,7 @@ class HandshakeService:
         obstacles: Mapping[str, str] = MappingProxyType({}),
         on_request: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
-        self._frames = {name: each.frames for name, each in dialects.items()}
+        self._frames = {name: each.handshake_frames for name, each in dialects.items()}
         self._others = {
             name: each.handshake for name, each in dialects.items() if each.handshake is not None
         }
@@ -225,7 +209,7 @@ class HandshakeService:
         """Negotiate the edition; the answer has the contract if the peers match."""
         generation = self._generation(attrgetter("is_handshake"), data)
         frames = self._frames[generation]
-        offer = parsed(frames.parse_handshake_request, data)
+        offer = parsed(frames.parse_request, data)
         del data
         if isinstance(offer, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(offer))
@@ -234,7 +218,7 @@ class HandshakeService:
             usable = {**answer.capabilities}
             usable.pop(capabilities.DIRECT_TCP, None)  # the port is at another host
             answer = replace(answer, capabilities=usable)
-        return frames.pack_handshake_response(answer)
+        return frames.pack_response(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Answer a Shutdown; stop the endpoint after the outstanding requests, if that is allowed.

@@ -20,18 +20,21 @@ from rlmesh_ray.protocol.messages import (
     MalformedRequest,
 )
 from rlmesh_ray.server.endpoint.drain import Drain
-from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake, HandshakeFrames
+from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 
-class EnvServerFrames(HandshakeFrames, Protocol):
+class EnvServerFrames(Protocol):
     """A dialect's wire module for EnvService."""
+
+    HANDSHAKE: HandshakeFrames
 
     def parse_request(self, data: bytes) -> EnvRequest | MalformedRequest:
         """Return the request in a frame; never raises."""
@@ -59,6 +62,10 @@ class EnvServerDialect:
     """None for the edition's generation."""
     subset_capabilities: Mapping[str, str] = field(default_factory=dict)
     """Offered where single lanes can be stepped; those of the edition are EnvService's."""
+
+    @property
+    def handshake_frames(self) -> HandshakeFrames:
+        return self.frames.HANDSHAKE
 
 
 EDITION_DIALECT = EnvServerDialect(

@@ -15,18 +15,18 @@ from rlmesh_ray.protocol.model_session import (
     RouteLanes,
     SessionResponse,
 )
-from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake, HandshakeFrames
+from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.rlmesh_v1 import model as edition
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 
 class ModelServerDialect(Protocol):
     """One stream's dialect; made without arguments, and used in the serving loop only."""
 
-    frames: ClassVar[HandshakeFrames]
-    """The dialect's wire module for ModelService."""
+    handshake_frames: ClassVar[HandshakeFrames]
     handshake: ClassVar[GenerationHandshake | None]
     """None for the edition's generation."""
     capabilities: ClassVar[Mapping[str, str]]
@@ -56,7 +56,7 @@ class ModelServerDialect(Protocol):
 class EditionModelServerDialect:
     """``rlmesh.protocol.v1``, whose requests are those of the session."""
 
-    frames: ClassVar[HandshakeFrames] = edition
+    handshake_frames: ClassVar[HandshakeFrames] = edition.HANDSHAKE
     handshake = None
     capabilities: ClassVar[Mapping[str, str]] = {
         capabilities.MODEL_SERVICE: "",

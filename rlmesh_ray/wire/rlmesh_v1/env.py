@@ -35,11 +35,7 @@ from rlmesh_ray.wire.protobuf import (
     value_head,
     varint,
 )
-from rlmesh_ray.wire.rlmesh_v1 import handshake
-from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 from rlmesh_ray.wire.rlmesh_v1.meta import (
     MAX_BYTES,
@@ -344,12 +340,7 @@ def records_from_proto(messages: Iterable[Any]) -> tuple[EpisodeRecord, ...]:
     )
 
 
-# --- Handshake ------------------------------------------------------------
-
-parse_handshake_request = partial(handshake.parse_request, service_pb2)
-pack_handshake_request = partial(handshake.pack_request, service_pb2)
-parse_handshake_response = partial(handshake.parse_response, service_pb2)
-pack_handshake_response = partial(handshake.pack_response, service_pb2)
+HANDSHAKE = HandshakeFrames(service_pb2)
 
 
 _CACHED_BYTES = 2**16

@@ -1,7 +1,4 @@
-"""Messages of Handshake and Shutdown, which EnvService and ModelService share.
-
-Handshake messages differ between the services in field numbers only, Shutdown frames in nothing.
-"""
+"""Messages of Handshake and Shutdown, which EnvService and ModelService share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,88 +32,6 @@ def editions_of(message: Any) -> tuple[str, ...]:
     return few(message.supported_workflow_editions, "editions", MAX_CAPABILITIES)
 
 
-def parse_request(service: Any, data: bytes) -> HandshakeRequest:
-    """Return the client's offer.
-
-    Args:
-        service: Generated module with the messages of the service, as for the other functions.
-        data: The frame.
-
-    Raises:
-        CodecError: ``data`` is no HandshakeRequest, or has too many capabilities or editions.
-    """
-    message = parse(service.HandshakeRequest, data)
-    return HandshakeRequest(
-        generation=message.protocol_generation,
-        client_name=message.client_name,
-        client_version=message.client_version,
-        editions=editions_of(message),
-        capabilities=capabilities_of(message),
-        spec_sha256=message.offered_edition_spec_sha256,
-        status=message.offered_edition_status,
-    )
-
-
-def pack_request(service: Any, offer: HandshakeRequest) -> bytes:
-    message = service.HandshakeRequest(
-        protocol_generation=offer.generation,
-        client_name=offer.client_name,
-        client_version=offer.client_version,
-        supported_workflow_editions=offer.editions,
-        capabilities=offer.capabilities,
-        offered_edition_spec_sha256=offer.spec_sha256,
-        offered_edition_status=offer.status,
-    )
-    return bytes(message.SerializeToString())
-
-
-def parse_response(service: Any, data: bytes) -> HandshakeResponse:
-    """Return the server's answer, with its ``EnvContract`` if it is compatible and has one.
-
-    Only a compatible answer has a contract (edition 2026.06, "Session Establishment"); an invalid
-    one in a refusal must not hide the reason.
-
-    Raises:
-        CodecError: ``data`` is no HandshakeResponse, has too many capabilities or editions, or its
-            contract is invalid.
-    """
-    message = parse(service.HandshakeResponse, data)
-    contract = None
-    if service is env_pb and message.compatible and message.HasField("env_contract"):
-        contract = contract_from_proto(message.env_contract)
-    return HandshakeResponse(
-        compatible=message.compatible,
-        generation=message.server_protocol_generation,
-        min_generation=message.min_supported_protocol_generation,
-        server_version=message.server_version,
-        editions=editions_of(message),
-        capabilities=capabilities_of(message),
-        selected_edition=message.selected_workflow_edition,
-        spec_sha256=message.selected_edition_spec_sha256,
-        status=message.selected_edition_status,
-        error_message=message.error_message,
-        contract=contract,
-    )
-
-
-def pack_response(service: Any, answer: HandshakeResponse) -> bytes:
-    message = service.HandshakeResponse(
-        compatible=answer.compatible,
-        server_protocol_generation=answer.generation,
-        min_supported_protocol_generation=answer.min_generation,
-        server_version=answer.server_version,
-        supported_workflow_editions=answer.editions,
-        capabilities=answer.capabilities,
-        selected_workflow_edition=answer.selected_edition,
-        selected_edition_spec_sha256=answer.spec_sha256,
-        selected_edition_status=answer.status,
-        error_message=as_utf8(answer.error_message),
-    )
-    if service is env_pb and isinstance(answer.contract, EnvContract):
-        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
-    return bytes(message.SerializeToString())
-
-
 @dataclass(frozen=True, slots=True)
 class ShutdownRequest:
     """ShutdownRequest of the edition: ask an endpoint to stop."""
@@ -132,21 +47,96 @@ class ShutdownResponse:
     message: str = ""
 
 
-def parse_shutdown_request(data: bytes) -> ShutdownRequest:
-    """Return the request in ``data``. Raises CodecError where it is none."""
-    return ShutdownRequest(parse(env_pb.ShutdownRequest, data).reason)
+class HandshakeFrames:
+    """The frames of Handshake and Shutdown of a service.
 
+    A dialect with other messages has a subclass. Methods that parse raise CodecError for what is
+    no such frame.
 
-def pack_shutdown_request(reason: str = "") -> bytes:
-    return env_pb.ShutdownRequest(reason=as_utf8(reason)).SerializeToString()
+    Args:
+        service: Generated module with the messages of the service: those of the two services differ
+            in field numbers only.
+    """
 
+    def __init__(self, service: Any) -> None:
+        self._service = service
 
-def parse_shutdown_response(data: bytes) -> ShutdownResponse:
-    """Return the response in ``data``. Raises CodecError where it is none."""
-    message = parse(env_pb.ShutdownResponse, data)
-    return ShutdownResponse(message.accepted, message.message)
+    def parse_request(self, data: bytes) -> HandshakeRequest:
+        """Return the client's offer; one with too many capabilities or editions is refused."""
+        message = parse(self._service.HandshakeRequest, data)
+        return HandshakeRequest(
+            generation=message.protocol_generation,
+            client_name=message.client_name,
+            client_version=message.client_version,
+            editions=editions_of(message),
+            capabilities=capabilities_of(message),
+            spec_sha256=message.offered_edition_spec_sha256,
+            status=message.offered_edition_status,
+        )
 
+    def pack_request(self, offer: HandshakeRequest) -> bytes:
+        message = self._service.HandshakeRequest(
+            protocol_generation=offer.generation,
+            client_name=offer.client_name,
+            client_version=offer.client_version,
+            supported_workflow_editions=offer.editions,
+            capabilities=offer.capabilities,
+            offered_edition_spec_sha256=offer.spec_sha256,
+            offered_edition_status=offer.status,
+        )
+        return bytes(message.SerializeToString())
 
-def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
-    response = env_pb.ShutdownResponse(accepted=accepted, message=as_utf8(message))
-    return response.SerializeToString()
+    def parse_response(self, data: bytes) -> HandshakeResponse:
+        """Return the server's answer, with its ``EnvContract`` if it is compatible and has one.
+
+        Only a compatible answer has a contract (edition 2026.06, "Session Establishment"); an
+        invalid one in a refusal must not hide the reason.
+        """
+        message = parse(self._service.HandshakeResponse, data)
+        contract = None
+        if self._service is env_pb and message.compatible and message.HasField("env_contract"):
+            contract = contract_from_proto(message.env_contract)
+        return HandshakeResponse(
+            compatible=message.compatible,
+            generation=message.server_protocol_generation,
+            min_generation=message.min_supported_protocol_generation,
+            server_version=message.server_version,
+            editions=editions_of(message),
+            capabilities=capabilities_of(message),
+            selected_edition=message.selected_workflow_edition,
+            spec_sha256=message.selected_edition_spec_sha256,
+            status=message.selected_edition_status,
+            error_message=message.error_message,
+            contract=contract,
+        )
+
+    def pack_response(self, answer: HandshakeResponse) -> bytes:
+        message = self._service.HandshakeResponse(
+            compatible=answer.compatible,
+            server_protocol_generation=answer.generation,
+            min_supported_protocol_generation=answer.min_generation,
+            server_version=answer.server_version,
+            supported_workflow_editions=answer.editions,
+            capabilities=answer.capabilities,
+            selected_workflow_edition=answer.selected_edition,
+            selected_edition_spec_sha256=answer.spec_sha256,
+            selected_edition_status=answer.status,
+            error_message=as_utf8(answer.error_message),
+        )
+        if self._service is env_pb and isinstance(answer.contract, EnvContract):
+            message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+        return bytes(message.SerializeToString())
+
+    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest:
+        return ShutdownRequest(parse(env_pb.ShutdownRequest, data).reason)
+
+    def pack_shutdown_request(self, reason: str = "") -> bytes:
+        return env_pb.ShutdownRequest(reason=as_utf8(reason)).SerializeToString()
+
+    def parse_shutdown_response(self, data: bytes) -> ShutdownResponse:
+        message = parse(env_pb.ShutdownResponse, data)
+        return ShutdownResponse(message.accepted, message.message)
+
+    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes:
+        response = env_pb.ShutdownResponse(accepted=accepted, message=as_utf8(message))
+        return response.SerializeToString()

@@ -34,11 +34,7 @@ from rlmesh_ray.wire._pb.rlmesh.core.v1.telemetry_pb2 import OperationMetric, Op
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import as_utf8, field, value_head, varint
-from rlmesh_ray.wire.rlmesh_v1 import handshake
-from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.specs import contract_from_proto, contract_to_proto
 
 MAX_SLOTS = 2**16
@@ -245,12 +241,7 @@ def _fill_context(message: pb.PredictContext, context: PredictContext) -> pb.Pre
     return message
 
 
-# --- Handshake ------------------------------------------------------------
-
-parse_handshake_request = partial(handshake.parse_request, service_pb2)
-pack_handshake_request = partial(handshake.pack_request, service_pb2)
-parse_handshake_response = partial(handshake.parse_response, service_pb2)
-pack_handshake_response = partial(handshake.pack_response, service_pb2)
+HANDSHAKE = HandshakeFrames(service_pb2)
 
 
 OPERATION = "predict"

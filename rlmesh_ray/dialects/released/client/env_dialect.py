@@ -366,7 +366,7 @@ def _accept(offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResp
 
 DIALECT: HandshakeVariant[EnvDialectFactory] = HandshakeVariant(
     WIRE_V1,
-    wire,
+    wire.HANDSHAKE,
     make_released_offer(CLIENT_NAME, __version__, {}),
     _accept,
     ReleasedEnvClientDialect,

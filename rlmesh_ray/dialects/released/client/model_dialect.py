@@ -174,7 +174,7 @@ def _of_groups(response: GroupedPredicted) -> ModelReply:
 
 DIALECT: HandshakeVariant[ModelDialectFactory] = HandshakeVariant(
     WIRE_V1,
-    wire,
+    wire.HANDSHAKE,
     make_released_offer(CLIENT_NAME, __version__, {}),
     accept_released_answer,
     ReleasedModelClientDialect,

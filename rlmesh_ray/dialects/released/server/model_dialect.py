@@ -29,8 +29,8 @@ from rlmesh_ray.protocol.model_session import (
     SessionResponse,
     check_id_lengths,
 )
-from rlmesh_ray.server.endpoint.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 MAX_EPISODES = 2**16
@@ -179,7 +179,7 @@ class PendingFrame:
 class ReleasedModelServerDialect:
     """``rlmesh-wire-v1``: the requests of a frame get ids of their own for the session."""
 
-    frames: ClassVar[HandshakeFrames] = wire
+    handshake_frames: ClassVar[HandshakeFrames] = wire.HANDSHAKE
     handshake = HANDSHAKE
     # No observation history: a policy keeps what it has to remember.
     capabilities: ClassVar[Mapping[str, str]] = {capabilities.CONCURRENT_PREDICT: capabilities.YES}

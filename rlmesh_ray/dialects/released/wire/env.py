@@ -5,21 +5,8 @@ The wire carries no episode ids from the server: they are empty here, and the cl
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
-from rlmesh_ray.dialects.released.wire import handshake
-from rlmesh_ray.dialects.released.wire.handshake import (
-    pack_shutdown_request as pack_shutdown_request,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    pack_shutdown_response as pack_shutdown_response,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    parse_shutdown_request as parse_shutdown_request,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    parse_shutdown_response as parse_shutdown_response,
-)
+from rlmesh_ray.dialects.released.wire.handshake import ReleasedHandshakeFrames
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import (
@@ -54,6 +41,7 @@ from rlmesh_ray.wire.rlmesh_v1.env import (
     records_from_proto,
     too_large,
 )
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 from rlmesh_ray.wire.rlmesh_v1.meta import MetaBudget, decode_meta, decode_peer_meta, encode_meta
 
@@ -306,7 +294,4 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
 }
 
 
-parse_handshake_request = partial(handshake.parse_request, service_pb2)
-pack_handshake_request = partial(handshake.pack_request, service_pb2)
-parse_handshake_response = partial(handshake.parse_response, service_pb2)
-pack_handshake_response = partial(handshake.pack_response, service_pb2)
+HANDSHAKE: HandshakeFrames = ReleasedHandshakeFrames(service_pb2)

@@ -17,6 +17,7 @@ from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import handshake_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse, size_at, varint_at
 from rlmesh_ray.wire.rlmesh_v1.handshake import (
+    HandshakeFrames,
     ShutdownRequest,
     ShutdownResponse,
     capabilities_of,
@@ -24,76 +25,6 @@ from rlmesh_ray.wire.rlmesh_v1.handshake import (
 )
 
 _COMPONENT = "rlmesh-ray"
-
-
-def parse_request(service: Any, data: bytes) -> HandshakeRequest:
-    """Return the client's offer.
-
-    Args:
-        service: Generated module with the messages of the service, as for the other functions.
-        data: The frame.
-
-    Raises:
-        CodecError: ``data`` is no such frame, ``base`` is missing, or has too many capabilities or
-            editions.
-    """
-    base = _with_base(parse(service.HandshakeRequest, data)).base
-    return HandshakeRequest(
-        generation=base.protocol_generation,
-        client_name=base.peer_info.component,
-        client_version=base.peer_info.package_version,
-        editions=editions_of(base),
-        capabilities=capabilities_of(base),
-    )
-
-
-def pack_request(service: Any, offer: HandshakeRequest) -> bytes:
-    base = pb.HandshakeRequest(
-        protocol_generation=offer.generation,
-        peer_info=_peer_info(offer.client_name, offer.client_version),
-        capabilities=offer.capabilities,
-        supported_workflow_editions=offer.editions,
-        preferred_workflow_edition=offer.editions[-1] if offer.editions else "",
-    )
-    return bytes(service.HandshakeRequest(base=base).SerializeToString())
-
-
-def parse_response(service: Any, data: bytes) -> HandshakeResponse:
-    """Return the server's answer, with its ``EnvContract`` if it is compatible and has one.
-
-    Raises:
-        CodecError: As for ``parse_request``, or the contract is malformed.
-    """
-    message = _with_base(parse(service.HandshakeResponse, data))
-    base, contract = message.base, None
-    if service is env_pb and base.compatible and message.HasField("env_contract"):
-        contract = contract_from_proto(message.env_contract)
-    return HandshakeResponse(
-        compatible=base.compatible,
-        generation=WIRE_V1,
-        min_generation=WIRE_V1,
-        server_version=base.peer_info.package_version,
-        editions=editions_of(base),
-        capabilities=capabilities_of(base),
-        selected_edition=base.preferred_workflow_edition,
-        error_message=base.error_message,
-        contract=contract,
-    )
-
-
-def pack_response(service: Any, answer: HandshakeResponse) -> bytes:
-    base = pb.HandshakeResponse(
-        compatible=answer.compatible,
-        peer_info=_peer_info(_COMPONENT, answer.server_version),
-        capabilities=answer.capabilities,
-        supported_workflow_editions=answer.editions,
-        error_message=as_utf8(answer.error_message) if answer.error_message else None,
-        preferred_workflow_edition=answer.selected_edition,
-    )
-    message = service.HandshakeResponse(base=base)
-    if service is env_pb and isinstance(answer.contract, EnvContract):
-        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
-    return bytes(message.SerializeToString())
 
 
 def _peer_info(component: str, version: str) -> pb.PeerInfo:
@@ -111,29 +42,79 @@ def _with_base(message: Any) -> Any:
     return message
 
 
-def parse_shutdown_request(data: bytes) -> ShutdownRequest:
-    """Return the request in ``data``. Raises CodecError if it is no such frame."""
-    return ShutdownRequest(parse(env_pb.ShutdownRequest, data).base.reason)
+class ReleasedHandshakeFrames(HandshakeFrames):
+    """Those of one service of this generation, whose messages nest one that both share."""
 
+    def parse_request(self, data: bytes) -> HandshakeRequest:
+        """Return the client's offer; one without ``base`` is refused, too."""
+        base = _with_base(parse(self._service.HandshakeRequest, data)).base
+        return HandshakeRequest(
+            generation=base.protocol_generation,
+            client_name=base.peer_info.component,
+            client_version=base.peer_info.package_version,
+            editions=editions_of(base),
+            capabilities=capabilities_of(base),
+        )
 
-def pack_shutdown_request(reason: str = "") -> bytes:
-    message = env_pb.ShutdownRequest()
-    message.base.reason = as_utf8(reason)
-    message.base.SetInParent()
-    return message.SerializeToString()
+    def pack_request(self, offer: HandshakeRequest) -> bytes:
+        base = pb.HandshakeRequest(
+            protocol_generation=offer.generation,
+            peer_info=_peer_info(offer.client_name, offer.client_version),
+            capabilities=offer.capabilities,
+            supported_workflow_editions=offer.editions,
+            preferred_workflow_edition=offer.editions[-1] if offer.editions else "",
+        )
+        return bytes(self._service.HandshakeRequest(base=base).SerializeToString())
 
+    def parse_response(self, data: bytes) -> HandshakeResponse:
+        message = _with_base(parse(self._service.HandshakeResponse, data))
+        base, contract = message.base, None
+        if self._service is env_pb and base.compatible and message.HasField("env_contract"):
+            contract = contract_from_proto(message.env_contract)
+        return HandshakeResponse(
+            compatible=base.compatible,
+            generation=WIRE_V1,
+            min_generation=WIRE_V1,
+            server_version=base.peer_info.package_version,
+            editions=editions_of(base),
+            capabilities=capabilities_of(base),
+            selected_edition=base.preferred_workflow_edition,
+            error_message=base.error_message,
+            contract=contract,
+        )
 
-def parse_shutdown_response(data: bytes) -> ShutdownResponse:
-    """Return the response in ``data``. Raises CodecError if it is no such frame."""
-    base = parse(env_pb.ShutdownResponse, data).base
-    return ShutdownResponse(base.accepted, base.message)
+    def pack_response(self, answer: HandshakeResponse) -> bytes:
+        base = pb.HandshakeResponse(
+            compatible=answer.compatible,
+            peer_info=_peer_info(_COMPONENT, answer.server_version),
+            capabilities=answer.capabilities,
+            supported_workflow_editions=answer.editions,
+            error_message=as_utf8(answer.error_message) if answer.error_message else None,
+            preferred_workflow_edition=answer.selected_edition,
+        )
+        message = self._service.HandshakeResponse(base=base)
+        if self._service is env_pb and isinstance(answer.contract, EnvContract):
+            message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+        return bytes(message.SerializeToString())
 
+    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest:
+        return ShutdownRequest(parse(env_pb.ShutdownRequest, data).base.reason)
 
-def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
-    response = env_pb.ShutdownResponse()
-    response.base.accepted, response.base.message = accepted, as_utf8(message)
-    response.base.SetInParent()
-    return response.SerializeToString()
+    def pack_shutdown_request(self, reason: str = "") -> bytes:
+        message = env_pb.ShutdownRequest()
+        message.base.reason = as_utf8(reason)
+        message.base.SetInParent()
+        return message.SerializeToString()
+
+    def parse_shutdown_response(self, data: bytes) -> ShutdownResponse:
+        base = parse(env_pb.ShutdownResponse, data).base
+        return ShutdownResponse(base.accepted, base.message)
+
+    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes:
+        response = env_pb.ShutdownResponse()
+        response.base.accepted, response.base.message = accepted, as_utf8(message)
+        response.base.SetInParent()
+        return response.SerializeToString()
 
 
 _BYTES = 2

@@ -5,22 +5,9 @@ slots that are read here have the lane ``NO_LANE``.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from rlmesh_ray.dialects.released.protocol import GroupedPredict, GroupedPredicted
-from rlmesh_ray.dialects.released.wire import handshake
-from rlmesh_ray.dialects.released.wire.handshake import (
-    pack_shutdown_request as pack_shutdown_request,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    pack_shutdown_response as pack_shutdown_response,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    parse_shutdown_request as parse_shutdown_request,
-)
-from rlmesh_ray.dialects.released.wire.handshake import (
-    parse_shutdown_response as parse_shutdown_response,
-)
+from rlmesh_ray.dialects.released.wire.handshake import ReleasedHandshakeFrames
 from rlmesh_ray.dialects.released.wire.specs import env_spec_from_proto, env_spec_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.capabilities import EDITION_NAME
@@ -51,6 +38,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import as_utf8, field, read_request, read_response, varint
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 
 NO_LANE = -1
 # What a request asks is read in the serving loop, where every other session waits for it.
@@ -330,7 +318,4 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], FrameResponse]] = {
 }
 
 
-parse_handshake_request = partial(handshake.parse_request, service_pb2)
-pack_handshake_request = partial(handshake.pack_request, service_pb2)
-parse_handshake_response = partial(handshake.parse_response, service_pb2)
-pack_handshake_response = partial(handshake.pack_response, service_pb2)
+HANDSHAKE: HandshakeFrames = ReleasedHandshakeFrames(service_pb2)

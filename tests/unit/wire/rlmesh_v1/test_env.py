@@ -387,27 +387,27 @@ def answer(contract: Any = CONTRACT) -> HandshakeResponse:
 def test_an_offer_comes_back_equal() -> None:
     offer = make_handshake_request("tests", "1.2", {"a": "b"})
 
-    assert env.parse_handshake_request(env.pack_handshake_request(offer)) == offer
+    assert env.HANDSHAKE.parse_request(env.HANDSHAKE.pack_request(offer)) == offer
 
 
 def test_an_answer_comes_back_equal_with_its_contract() -> None:
-    assert env.parse_handshake_response(env.pack_handshake_response(answer())) == answer()
+    assert env.HANDSHAKE.parse_response(env.HANDSHAKE.pack_response(answer())) == answer()
 
 
 def test_an_answer_may_have_no_contract() -> None:
     refused = HandshakeResponse(False, "g", "g0", "1", ("2026.06",), error_message="no \udc80")
 
-    back = env.parse_handshake_response(env.pack_handshake_response(refused))
+    back = env.HANDSHAKE.parse_response(env.HANDSHAKE.pack_response(refused))
 
     assert back == HandshakeResponse(False, "g", "g0", "1", ("2026.06",), error_message="no ?")
 
 
 def test_an_answer_with_a_contract_that_makes_no_sense_is_refused() -> None:
-    message = service_pb2.HandshakeResponse.FromString(env.pack_handshake_response(answer()))
+    message = service_pb2.HandshakeResponse.FromString(env.HANDSHAKE.pack_response(answer()))
     message.env_contract.action_space.discrete.n = 0
 
     with pytest.raises(CodecError, match=r"action space: .* n=0"):
-        env.parse_handshake_response(message.SerializeToString())
+        env.HANDSHAKE.parse_response(message.SerializeToString())
 
 
 def test_an_offer_with_very_many_capabilities_or_editions_is_refused() -> None:
@@ -416,16 +416,16 @@ def test_an_offer_with_very_many_capabilities_or_editions_is_refused() -> None:
         service_pb2.HandshakeRequest(supported_workflow_editions=["x"] * 1025),
     ):
         with pytest.raises(CodecError, match=r"1025 \w+, and 1024 are the limit"):
-            env.parse_handshake_request(many.SerializeToString())
+            env.HANDSHAKE.parse_request(many.SerializeToString())
 
 
 @pytest.mark.parametrize(
     "parse",
     [
-        env.parse_handshake_request,
-        env.parse_handshake_response,
-        env.parse_shutdown_request,
-        env.parse_shutdown_response,
+        env.HANDSHAKE.parse_request,
+        env.HANDSHAKE.parse_response,
+        env.HANDSHAKE.parse_shutdown_request,
+        env.HANDSHAKE.parse_shutdown_response,
     ],
 )
 def test_handshake_frames_that_do_not_decode_are_refused(parse: Any) -> None:
@@ -446,13 +446,18 @@ def _numbers(message: Any) -> list[int]:
 
 
 def test_a_shutdown_request_comes_back_equal() -> None:
-    assert env.parse_shutdown_request(env.pack_shutdown_request("done \udc80")).reason == "done ?"
+    assert (
+        env.HANDSHAKE.parse_shutdown_request(
+            env.HANDSHAKE.pack_shutdown_request("done \udc80")
+        ).reason
+        == "done ?"
+    )
 
 
 @pytest.mark.parametrize("accepted", [False, True])
 def test_a_shutdown_response_comes_back_equal(accepted: bool) -> None:
-    frame = env.pack_shutdown_response(accepted=accepted, message="because")
+    frame = env.HANDSHAKE.pack_shutdown_response(accepted=accepted, message="because")
 
-    response = env.parse_shutdown_response(frame)
+    response = env.HANDSHAKE.parse_shutdown_response(frame)
 
     assert (response.accepted, response.message) == (accepted, "because")

@@ -201,23 +201,23 @@ def test_an_error_code_that_is_not_known_is_unspecified() -> None:
 def test_an_offer_comes_back_equal() -> None:
     offer = make_handshake_request("tests", "1.2", {"a": "b"})
 
-    assert model.parse_handshake_request(model.pack_handshake_request(offer)) == offer
+    assert model.HANDSHAKE.parse_request(model.HANDSHAKE.pack_request(offer)) == offer
 
 
 def test_an_answer_comes_back_equal() -> None:
     offer = make_handshake_request("tests", "1.2", {})
     answer = answer_handshake(offer, server_version="3", capabilities={"x": "y"})
 
-    assert model.parse_handshake_response(model.pack_handshake_response(answer)) == answer
+    assert model.HANDSHAKE.parse_response(model.HANDSHAKE.pack_response(answer)) == answer
 
 
 @pytest.mark.parametrize(
     "parse",
     [
-        model.parse_handshake_request,
-        model.parse_handshake_response,
-        model.parse_shutdown_request,
-        model.parse_shutdown_response,
+        model.HANDSHAKE.parse_request,
+        model.HANDSHAKE.parse_response,
+        model.HANDSHAKE.parse_shutdown_request,
+        model.HANDSHAKE.parse_shutdown_response,
     ],
 )
 def test_handshake_frames_that_do_not_decode_are_refused(parse: Any) -> None:
@@ -235,8 +235,8 @@ def _numbers(message: Any) -> list[int]:
 
 
 def test_shutdown_frames_of_both_services_are_the_same() -> None:
-    request = model.pack_shutdown_request("done")
-    response = model.pack_shutdown_response(accepted=True, message="bye")
+    request = model.HANDSHAKE.pack_shutdown_request("done")
+    response = model.HANDSHAKE.pack_shutdown_response(accepted=True, message="bye")
 
     assert service_pb2.ShutdownRequest.FromString(request).reason == "done"
     assert service_pb2.ShutdownResponse.FromString(response).accepted

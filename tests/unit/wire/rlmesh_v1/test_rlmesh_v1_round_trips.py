@@ -136,17 +136,17 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
     ),
     "model request": (MODEL_REQUESTS, model.pack_request, model.parse_request),
     "model response": (MODEL_RESPONSES, model.pack_response, model.parse_response),
-    "env offer": (OFFERS, env.pack_handshake_request, env.parse_handshake_request),
-    "model offer": (OFFERS, model.pack_handshake_request, model.parse_handshake_request),
+    "env offer": (OFFERS, env.HANDSHAKE.pack_request, env.HANDSHAKE.parse_request),
+    "model offer": (OFFERS, model.HANDSHAKE.pack_request, model.HANDSHAKE.parse_request),
     "env answer": (
         answers(st.none() | CONTRACTS),
-        env.pack_handshake_response,
-        env.parse_handshake_response,
+        env.HANDSHAKE.pack_response,
+        env.HANDSHAKE.parse_response,
     ),
     "model answer": (
         answers(st.none()),
-        model.pack_handshake_response,
-        model.parse_handshake_response,
+        model.HANDSHAKE.pack_response,
+        model.HANDSHAKE.parse_response,
     ),
 }
 

@@ -29,10 +29,10 @@ def test_handshakes_are_distinguished() -> None:
         make_released_offer("tests", "1", {"a": "b"}),
     )
 
-    assert not is_handshake(edition_env.pack_handshake_request(old))
-    assert not is_handshake(edition_model.pack_handshake_request(old))
-    assert is_handshake(env.pack_handshake_request(new))
-    assert is_handshake(model.pack_handshake_request(new))
+    assert not is_handshake(edition_env.HANDSHAKE.pack_request(old))
+    assert not is_handshake(edition_model.HANDSHAKE.pack_request(old))
+    assert is_handshake(env.HANDSHAKE.pack_request(new))
+    assert is_handshake(model.HANDSHAKE.pack_request(new))
 
 
 def test_a_handshake_with_an_empty_base_is_detected() -> None:
@@ -96,8 +96,8 @@ def test_requests_to_policies_are_detected(request_: SessionRequest | GroupedPre
 
 def test_shutdowns_are_distinguished() -> None:
     for reason in ("", "done"):
-        assert not is_shutdown(edition_env.pack_shutdown_request(reason))
-        assert is_shutdown(env.pack_shutdown_request(reason))
+        assert not is_shutdown(edition_env.HANDSHAKE.pack_shutdown_request(reason))
+        assert is_shutdown(env.HANDSHAKE.pack_shutdown_request(reason))
 
 
 @given(data=st.binary(max_size=40))

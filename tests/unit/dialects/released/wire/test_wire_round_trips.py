@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol import WIRE_V1, GroupedPredict, GroupedPredicted
-from rlmesh_ray.dialects.released.wire import env, handshake, model, values
+from rlmesh_ray.dialects.released.wire import env, model, values
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import messages as m
@@ -204,17 +204,17 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
     "env response": (ENV_RESPONSES, env.pack_response, env.parse_response),
     "model request": (MODEL_REQUESTS, model.pack_request, model.parse_request),
     "model response": (MODEL_RESPONSES, model.pack_response, model.parse_response),
-    "env offer": (OFFERS, env.pack_handshake_request, env.parse_handshake_request),
-    "model offer": (OFFERS, model.pack_handshake_request, model.parse_handshake_request),
+    "env offer": (OFFERS, env.HANDSHAKE.pack_request, env.HANDSHAKE.parse_request),
+    "model offer": (OFFERS, model.HANDSHAKE.pack_request, model.HANDSHAKE.parse_request),
     "env answer": (
         answers(st.none() | CONTRACTS),
-        env.pack_handshake_response,
-        env.parse_handshake_response,
+        env.HANDSHAKE.pack_response,
+        env.HANDSHAKE.parse_response,
     ),
     "model answer": (
         answers(st.none()),
-        model.pack_handshake_response,
-        model.parse_handshake_response,
+        model.HANDSHAKE.pack_response,
+        model.HANDSHAKE.parse_response,
     ),
 }
 
@@ -387,13 +387,14 @@ def test_former_observations_that_the_model_has_not_requested_change_nothing() -
 
 def test_shutdown_comes_back_and_always_has_its_base() -> None:
     assert (
-        handshake.parse_shutdown_request(handshake.pack_shutdown_request("done")).reason == "done"
+        env.HANDSHAKE.parse_shutdown_request(env.HANDSHAKE.pack_shutdown_request("done")).reason
+        == "done"
     )
-    answer = handshake.parse_shutdown_response(
-        handshake.pack_shutdown_response(accepted=True, message="soon")
+    answer = env.HANDSHAKE.parse_shutdown_response(
+        env.HANDSHAKE.pack_shutdown_response(accepted=True, message="soon")
     )
     assert (answer.accepted, answer.message) == (True, "soon")
-    assert handshake.pack_shutdown_request() == b"\x0a\x00"
+    assert env.HANDSHAKE.pack_shutdown_request() == b"\x0a\x00"
 
 
 def test_a_very_long_deadline_does_not_overflow() -> None:
@@ -407,10 +408,10 @@ def test_a_very_long_deadline_does_not_overflow() -> None:
 
 def test_a_handshake_without_its_base_is_none() -> None:
     for read in (
-        env.parse_handshake_request,
-        env.parse_handshake_response,
-        model.parse_handshake_request,
-        model.parse_handshake_response,
+        env.HANDSHAKE.parse_request,
+        env.HANDSHAKE.parse_response,
+        model.HANDSHAKE.parse_request,
+        model.HANDSHAKE.parse_response,
     ):
         with pytest.raises(CodecError, match="has no base"):
             read(b"")
