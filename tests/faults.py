@@ -311,7 +311,7 @@ FAULTS = (
         "a-record-swaps-its-flags",
         "protocol",
         "An episode's record calls a truncation a termination, and the other way round.",
-        "rlmesh_ray/protocol/episodes.py",
+        "rlmesh_ray/protocol/env_session.py",
         "        terminated, truncated = flags\n",
         "        truncated, terminated = flags\n",
         "tests/loopback/test_env_endpoint.py::"

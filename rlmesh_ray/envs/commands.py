@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.failure_effects import Failure
+from rlmesh_ray.protocol.env_session import EpisodeStart, Failure
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode

@@ -9,7 +9,7 @@ import dataclasses
 
 from rlmesh_ray.envs.commands import CallReply, Outcome, ResetReply, StepReply
 from rlmesh_ray.envs.worker_channel import decode, encode
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.validation import WARNING_KEY, warnings_as_texts
 
 SMALL_BYTES = 2**16

@@ -33,7 +33,7 @@ from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, require_one_space, spec_fields

@@ -52,8 +52,7 @@ from rlmesh_ray.envs.worker_channel import (
 )
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
-from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import EpisodeStart, Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.direct_frames import PICTURE_SIZE
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide

@@ -31,7 +31,7 @@ from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, decode_reply, encode
 from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.transport.session_progress import SessionProgress

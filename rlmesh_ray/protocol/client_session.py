@@ -24,7 +24,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities as names
-from rlmesh_ray.protocol.failure_effects import NOT_STARTED
+from rlmesh_ray.protocol.env_session import NOT_STARTED
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     Configured,

@@ -1,9 +1,15 @@
 """Request ordering and episode accounting of one env stream, server side. Sans-I/O.
 
-Rule 1: the legal requests of each state are in the dialect's ``EnvRules``, the effects of
-failures in ``failure_effects``, and nowhere else.
+Rule 1: the legal requests of each state and the effects of failures are in the dialect's
+``EnvRules``, and nowhere else.
 Rule 2: check, then act: a refused request changes nothing.
 Rule 3: nothing here blocks, reads a clock, logs, or decodes a payload.
+Rule 4: an episode is tracked from ``EpisodeTracker.begin`` until its lane reports terminated or
+truncated. In edition 2026.06 ("Episode Accounting") only an explicit Reset begins one; an episode
+that an autoreset starts is not tracked.
+Rule 5: an episode's record is returned exactly once.
+Rule 6: only the party that steps the lanes counts. The tracker knows the episode of each lane, and
+reads the counts when it makes a record.
 
 The caller passes each message to ``receive``, which returns the response, or None: then the caller
 executes ``pending`` and passes its outcome to ``complete``, which returns the response.
@@ -14,20 +20,9 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.episodes import (
-    EpisodeCounterSource,
-    EpisodeTracker,
-)
-from rlmesh_ray.protocol.failure_effects import (
-    EDITION_FAILURES,
-    RENDER_FAILURES,
-    Consequence,
-    Effect,
-    Failure,
-    FailureKind,
-)
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -84,6 +79,84 @@ EDITION_REQUESTS: Requests = {
 }
 
 
+# --- failures --------------------------------------------------------------------------
+
+NOT_STARTED = "the environment has not started within"
+"""Prefix of the message of a TIMEOUT while the environment is starting: the request was not
+executed, the start goes on, and the client may send the request again."""
+
+
+class FailureKind(enum.Enum):
+    """Why a legal request failed."""
+
+    TIMEOUT = enum.auto()
+    """The deadline passed; the worker may still be busy, and its result is dropped."""
+    RAISED = enum.auto()
+    """The environment raised; its worker lives."""
+    CRASHED = enum.auto()
+    """The worker died or was killed."""
+    BAD_ACTION = enum.auto()
+    """The action does not conform to its space; the environment never saw it."""
+    BAD_OBSERVATION = enum.auto()
+    """The environment's observation does not conform to its space."""
+    BAD_REQUEST = enum.auto()
+    """The request's own arguments are wrong; nothing has changed."""
+    OUT_OF_ORDER = enum.auto()
+    """The request's number is neither the last one nor the next (``transport.exactly_once``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request failed."""
+
+    kind: FailureKind
+    message: str
+    """Error message for the client, in one line."""
+    debug_info: str = ""
+    """Traceback of the worker, as text."""
+
+
+class Effect(enum.Enum):
+    """Effect of a failure on the session."""
+
+    NONE = enum.auto()
+    INTERRUPT = enum.auto()
+    """The episodes of all lanes end; a Reset starts new ones."""
+    INTERRUPT_OWN = enum.auto()
+    """The episodes of the request's lanes end; the other lanes go on."""
+    ABANDON = enum.auto()
+    """The session ends: the error is non-recoverable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """Error code and effect of a kind of failure."""
+
+    code: EnvErrorCode
+    effect: Effect
+
+
+# Edition 2026.06: "Timeouts and Errors", and "Structural conformance" for BAD_ACTION and
+# BAD_OBSERVATION.
+EDITION_FAILURES: Mapping[FailureKind, Consequence] = {
+    FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.INTERRUPT),
+    FailureKind.CRASHED: Consequence(EnvErrorCode.CRASHED, Effect.INTERRUPT),
+    FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT),
+    FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.ABANDON),
+    FailureKind.BAD_OBSERVATION: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
+    FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+    FailureKind.OUT_OF_ORDER: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
+}
+RENDER_FAILURES: Mapping[FailureKind, Consequence] = {
+    FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.NONE),
+    FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.NONE),
+}
+"""What differs for Render, in all dialects: the episodes continue without the picture."""
+
+
+# --- rules and outcomes ----------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRules:
     """The rules of one dialect."""
@@ -116,6 +189,7 @@ EDITION_2026_06_RULES = EnvRules(requests=EDITION_REQUESTS, failures=EDITION_FAI
 
 
 _MOST_LISTED = 32
+_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them
 _LARGEST_SEED = 2**63 - 1  # an int64 field
 
 
@@ -159,6 +233,192 @@ class RenderOutcome:
 
 
 EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure
+
+
+# --- episodes --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """Id, seed and start time of an episode."""
+
+    episode_id: str
+    seed: int | None
+    start_ns: int
+
+
+class EpisodeCounters(Protocol):
+    """Counts of the tracked episodes at one moment: one entry for each lane, in lists or arrays."""
+
+    @property
+    def is_tracked(self) -> Any:
+        """Whether the lane's episode is tracked."""
+
+    @property
+    def step_counts(self) -> Any:
+        """Steps of the lane's episode, or of its last one."""
+
+    @property
+    def cumulative_rewards(self) -> Any:
+        """Sum of the rewards of that episode."""
+
+
+class EpisodeCounterSource(Protocol):
+    """The counts before and after the last request."""
+
+    @property
+    def now(self) -> EpisodeCounters:
+        """The counts after the last request."""
+
+    @property
+    def before(self) -> EpisodeCounters:
+        """The counts before the last request."""
+
+
+class EpisodeTracker:
+    """The tracked episodes of one session, by lane.
+
+    Args:
+        num_lanes: Width of the session's vector.
+        new_id: Returns a new episode id, never the same one twice.
+        counters: The counts of the lanes.
+    """
+
+    def __init__(
+        self, num_lanes: int, new_id: Callable[[], str], counters: EpisodeCounterSource
+    ) -> None:
+        # The latest episode of each lane, until its record has been returned.
+        self._episodes: list[EpisodeStart | None] = [None] * num_lanes
+        self._all_lanes = range(num_lanes)
+        self.counters = counters
+        self._new_id = new_id
+
+    @property
+    def episode_ids(self) -> tuple[str, ...]:
+        """Id of each lane's tracked episode; empty where there is none."""
+        return tuple(
+            episode.episode_id if is_tracked and episode else ""
+            for episode, is_tracked in zip(
+                self._episodes, self.counters.now.is_tracked, strict=True
+            )
+        )
+
+    @property
+    def episodes(self) -> tuple[EpisodeStart | None, ...]:
+        """The latest episode of each lane; None: its record has been returned, or none began."""
+        return tuple(self._episodes)
+
+    def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
+        """Replace the episodes by the ``episodes`` of another tracker."""
+        self._episodes = list(episodes)
+
+    def begin(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int],
+        now_ns: int,
+        episode_ids: Sequence[str] = (),
+    ) -> None:
+        """Begin an episode in each of ``lanes``; one that was running is forgotten.
+
+        Args:
+            lanes: Lane indices.
+            seeds: Empty, or one for each of ``lanes``.
+            now_ns: Time since the epoch.
+            episode_ids: Ids of the new episodes, in the order of ``lanes``; missing and empty ones
+                are created.
+        """
+        for position, lane in enumerate(lanes):
+            seed = seeds[position] if seeds else None
+            given = episode_ids[position] if position < len(episode_ids) else ""
+            self._episodes[lane] = EpisodeStart(given or self._new_id(), seed, now_ns)
+
+    def completed(
+        self,
+        terminated: Sequence[int],
+        truncated: Sequence[int],
+        final_infos: Mapping[int, Infos],
+        now_ns: int,
+        lanes: Sequence[int] = (),
+    ) -> tuple[EpisodeRecord, ...]:
+        """Return the records of the episodes that the last request, a step, has ended.
+
+        Args:
+            terminated: One flag for each stepped lane.
+            truncated: One flag for each stepped lane.
+            final_infos: Last infos of the lanes that ended, by lane.
+            now_ns: Time since the epoch.
+            lanes: The stepped lanes; empty: all.
+        """
+        now, before = self.counters.now, self.counters.before
+        records = []
+        for position, lane in enumerate(lanes or self._all_lanes):
+            if not (terminated[position] or truncated[position]):
+                continue
+            if before.is_tracked[lane] and not now.is_tracked[lane]:
+                flags = (bool(terminated[position]), bool(truncated[position]))
+                records += self._take_record(lane, now, flags, final_infos.get(lane, {}), now_ns)
+        return tuple(records)
+
+    def interrupt(
+        self,
+        lanes: Iterable[int],
+        now_ns: int,
+        *,
+        is_truncated: bool = False,
+        is_before: bool = False,
+    ) -> tuple[EpisodeRecord, ...]:
+        """Stop tracking in ``lanes``; return the records of the running episodes.
+
+        Their final infos are empty.
+
+        Args:
+            lanes: Lane indices.
+            now_ns: Time since the epoch.
+            is_truncated: The records' ``truncated`` flag.
+            is_before: Whether the counts before the last request apply: it ended the episodes.
+        """
+        counts = self.counters.before if is_before else self.counters.now
+        records = []
+        for lane in lanes:
+            if counts.is_tracked[lane]:
+                records += self._take_record(lane, counts, (False, is_truncated), {}, now_ns)
+            self._episodes[lane] = None
+        return tuple(records)
+
+    def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
+        """Stop tracking in all lanes; return the records, neither terminated nor truncated."""
+        return self.interrupt(self._all_lanes, now_ns)
+
+    def _take_record(
+        self,
+        lane: int,
+        counts: EpisodeCounters,
+        flags: tuple[bool, bool],
+        final_info: Infos,
+        now_ns: int,
+    ) -> list[EpisodeRecord]:
+        """Return the record of a lane's episode; no record the second time."""
+        episode, self._episodes[lane] = self._episodes[lane], None
+        if episode is None:
+            return []
+        terminated, truncated = flags
+        record = EpisodeRecord(
+            episode_id=episode.episode_id,
+            env_index=lane,
+            step_count=int(counts.step_counts[lane]),
+            cumulative_reward=float(counts.cumulative_rewards[lane]),
+            terminated=terminated,
+            truncated=truncated,
+            start_timestamp_ns=episode.start_ns,
+            end_timestamp_ns=now_ns,
+            seed=episode.seed,
+            final_info=final_info,
+        )
+        return [record]
+
+
+# --- the session -----------------------------------------------------------------------
 
 
 class EnvSession:
@@ -321,7 +581,10 @@ class EnvSession:
                 request, consequence.code, failure.message, now_ns, failure.debug_info
             )
         named = request.env_indices if isinstance(request, (Reset, Step, Render)) else ()
-        lanes = consequence.effect.interrupted_lanes(named, self._all_lanes)
+        lanes: Sequence[int] = ()
+        if consequence.effect is not Effect.NONE:
+            own = named if consequence.effect is Effect.INTERRUPT_OWN else ()
+            lanes = own or self._all_lanes
         interrupted = self._cut_off(lanes, now_ns)
         self.begun_lanes.difference_update(lanes)
         if not self.begun_lanes:
@@ -494,6 +757,3 @@ def _listed(lanes: Sequence[int]) -> str:
 
 def _invalid(message: str) -> _Invalid:
     return EnvErrorCode.INVALID_ACTION, message
-
-
-_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them

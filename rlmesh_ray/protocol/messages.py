@@ -25,6 +25,8 @@ def message(cls: type[ClassT]) -> type[ClassT]:
 
 Infos = Mapping[str, object]
 """Infos of gymnasium's vector environments: arrays by key, a mask under ``_key``."""
+MAX_ID_CHARACTERS = 2**10
+"""Longest id that a client may give an episode or a route, which keeps it while it runs."""
 
 
 @message

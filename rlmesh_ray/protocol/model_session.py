@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import CodecError, LocalProtocolError
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
+    MAX_ID_CHARACTERS,
     CloseModel,
     CloseRoute,
     ConfigureRoute,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.protocol.episodes import EpisodeStart, EpisodeTracker
+from rlmesh_ray.protocol.env_session import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.transport import direct_frames as frames

@@ -38,7 +38,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.env.session_worker import take_reply, wait_for_reply
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch

@@ -48,7 +48,7 @@ from rlmesh_ray.protocol.client_session import (
     is_still_starting,
     name_limit,
 )
-from rlmesh_ray.protocol.failure_effects import NOT_STARTED
+from rlmesh_ray.protocol.env_session import NOT_STARTED
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,

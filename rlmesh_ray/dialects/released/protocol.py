@@ -14,10 +14,12 @@ from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
     EDITION_REQUESTS,
+    Consequence,
+    Effect,
     EnvRules,
+    FailureKind,
     SessionState,
 )
-from rlmesh_ray.protocol.failure_effects import Consequence, Effect, FailureKind
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
 from rlmesh_ray.protocol.messages import (
     CloseRoute,

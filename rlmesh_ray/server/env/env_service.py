@@ -18,7 +18,7 @@ from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
-from rlmesh_ray.protocol.failure_effects import Failure
+from rlmesh_ray.protocol.env_session import Failure
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.error_text import parsed, refuse

@@ -31,13 +31,14 @@ from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
     EnvOutcome,
     EnvSession,
+    EpisodeStart,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     EnvFailed,

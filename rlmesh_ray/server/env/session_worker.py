@@ -24,8 +24,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
-from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
+from rlmesh_ray.protocol.env_session import NOT_STARTED, EpisodeStart, Failure, FailureKind
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.endpoint.log_context import current, facts, logged_as
 from rlmesh_ray.server.env.worker_pool import WorkerPool

@@ -17,8 +17,8 @@ from functools import partial
 from typing import NamedTuple
 
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError, RlmeshError
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import (
+    MAX_ID_CHARACTERS,
     BatchRun,
     ConfigureRoute,
     ModelClosed,

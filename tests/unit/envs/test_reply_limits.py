@@ -11,7 +11,7 @@ from rlmesh_ray.envs.reply_limits import (
     encode_reply,
     limit_reply,
 )
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
 from rlmesh_ray.spaces.vector_infos import LEFT_OUT_KEY
 from rlmesh_ray.testing.equality import assert_identical

@@ -23,7 +23,7 @@ from rlmesh_ray.envs.env_source import build, make_source
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import UnsupportedSpaceError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

@@ -16,7 +16,7 @@ from rlmesh_ray.envs.reply_limits import MAX_RESULT_BYTES, encode_reply, limit_r
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.envs.worker_channel import encode
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.wire.rlmesh_v1.meta import MAX_NODES
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rlmesh_ray.envs.commands import StepCommand, StepReply
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import CodecError, RemoteEnvError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical

@@ -25,7 +25,7 @@ from rlmesh_ray.protocol.client_session import (
     name_limit,
     timeout_error,
 )
-from rlmesh_ray.protocol.failure_effects import NOT_STARTED
+from rlmesh_ray.protocol.env_session import NOT_STARTED
 from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     EnvFailed,

@@ -7,14 +7,16 @@ import pytest
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
+    Effect,
     EnvOutcome,
     EnvSession,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import Effect, Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,

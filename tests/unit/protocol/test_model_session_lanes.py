@@ -1,8 +1,7 @@
 import pytest
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
-from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.protocol.messages import MAX_ID_CHARACTERS, PredictSlot
 from rlmesh_ray.protocol.model_session import ContractLanes
 
 

@@ -17,13 +17,15 @@ from hypothesis.stateful import (
 
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.env_session import (
+    RENDER_FAILURES,
     EnvOutcome,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import RENDER_FAILURES, Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseModel,

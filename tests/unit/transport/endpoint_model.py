@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
     EnvSession,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.polling import AdaptivePoller
-from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.env_session import EpisodeStart
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

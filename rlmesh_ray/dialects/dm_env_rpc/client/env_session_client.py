@@ -54,7 +54,7 @@ from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
-from rlmesh_ray.protocol.episodes import EpisodeTracker
+from rlmesh_ray.protocol.env_session import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import EnvContract

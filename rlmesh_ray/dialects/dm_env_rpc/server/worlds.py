@@ -40,7 +40,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
 from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, StepReply, TextColumns
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, CodecError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.env.worker_pool import WorkerPool

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlmesh_ray.dialects.released.wire.handshake import ReleasedHandshakeFrames
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import (
+    MAX_ID_CHARACTERS,
     Close,
     Closed,
     Configure,

@@ -6,7 +6,7 @@ Written from what must hold, lane by lane, and not from ``protocol.env_session``
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlmesh_ray.protocol.failure_effects import FailureKind
+from rlmesh_ray.protocol.env_session import FailureKind
 from rlmesh_ray.protocol.messages import EpisodeRecord
 
 

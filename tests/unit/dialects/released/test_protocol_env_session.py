@@ -8,14 +8,16 @@ import pytest
 
 from rlmesh_ray.dialects.released.protocol import ENV_RULES
 from rlmesh_ray.protocol.env_session import (
+    Effect,
     EnvOutcome,
     EnvSession,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import Effect, Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,

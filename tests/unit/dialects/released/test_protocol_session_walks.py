@@ -19,12 +19,13 @@ from hypothesis.stateful import (
 from rlmesh_ray.dialects.released.protocol import ENV_RULES
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
+    Failure,
+    FailureKind,
     RenderOutcome,
     ResetOutcome,
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,

@@ -4,8 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from rlmesh_ray.protocol.env_session import RenderOutcome
-from rlmesh_ray.protocol.failure_effects import Failure
+from rlmesh_ray.protocol.env_session import Failure, RenderOutcome
 from rlmesh_ray.server.env.env_dialects import EDITION_DIALECT
 from rlmesh_ray.server.env.lane_session import LaneSession
 from rlmesh_ray.server.observe.counters import EnvCounters

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.env.env_options import checked_names
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall

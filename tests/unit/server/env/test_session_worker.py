@@ -20,7 +20,7 @@ from rlmesh_ray.envs.commands import (
     SetEpisodesCommand,
 )
 from rlmesh_ray.envs.worker_process import DirectHandle
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.env import session_worker
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker
 from rlmesh_ray.server.observe.counters import EnvCounters

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.env_session import RenderOutcome
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.env_session import Failure, FailureKind, RenderOutcome
 from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.log_context import logged_as

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.server.model_dialect import EpisodeLanes, EpisodeLimit
 from rlmesh_ray.errors import CapacityError, CodecError
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
-from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.protocol.messages import MAX_ID_CHARACTERS, PredictSlot
 
 
 def rows(*episodes: str) -> list[PredictSlot]:

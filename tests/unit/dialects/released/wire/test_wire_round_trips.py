@@ -14,9 +14,9 @@ from rlmesh_ray.dialects.released.wire import env, model, values
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import messages as m
-from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
+    MAX_ID_CHARACTERS,
     CloseModel,
     CloseRoute,
     ConfigureRoute,

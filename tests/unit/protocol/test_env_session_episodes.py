@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 
-from rlmesh_ray.protocol.episodes import EpisodeTracker
+from rlmesh_ray.protocol.env_session import EpisodeTracker
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 NOW_NS = 10_000
