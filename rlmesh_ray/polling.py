@@ -219,7 +219,8 @@ class AdaptivePoller:
         Returns:
             The descriptors that are readable or hung up; empty after ``timeout_s``.
         """
-        poller = self._poller_for(descriptors, tuple(peers))
+        key = descriptors, tuple(peers)
+        poller = self._polls.get(key) or self._new_poller(*key)
         events = self._spin.spin(partial(poller.poll, 0), timeout_s, meanwhile)
         if not events:
             limit_ms = None if timeout_s is None else min(timeout_s * 1000, _LONGEST_POLL_MS)
@@ -227,16 +228,14 @@ class AdaptivePoller:
         self._spin.learn()
         return [descriptor for descriptor, _ in events]
 
-    def _poller_for(self, descriptors: tuple[int, ...], peers: tuple[int, ...]) -> select.poll:
-        poller = self._polls.get((descriptors, peers))
-        if poller is None:
-            if len(self._polls) >= _MOST_POLLS:
-                self._polls.clear()
-            poller = select.poll()  # not select: it fails for descriptors above 1023
-            for descriptor in descriptors:
-                poller.register(descriptor, select.POLLIN)
-            # Registering a descriptor again would replace its POLLIN.
-            for descriptor in set(peers).difference(descriptors):
-                poller.register(descriptor, 0)
-            self._polls[descriptors, peers] = poller
+    def _new_poller(self, descriptors: tuple[int, ...], peers: tuple[int, ...]) -> select.poll:
+        if len(self._polls) >= _MOST_POLLS:
+            self._polls.clear()
+        poller = select.poll()  # not select: it fails for descriptors above 1023
+        for descriptor in descriptors:
+            poller.register(descriptor, select.POLLIN)
+        # Registering a descriptor again would replace its POLLIN.
+        for descriptor in set(peers).difference(descriptors):
+            poller.register(descriptor, 0)
+        self._polls[descriptors, peers] = poller
         return poller

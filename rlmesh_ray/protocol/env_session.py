@@ -350,6 +350,8 @@ class EpisodeTracker:
             now_ns: Time since the epoch.
             lanes: The stepped lanes; empty: all.
         """
+        if not (any(terminated) or any(truncated)):
+            return ()
         now, before = self.counters.now, self.counters.before
         records = []
         for position, lane in enumerate(lanes or self._all_lanes):
