@@ -56,7 +56,7 @@ def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
         # Twice, since one entry gets half of the budget.
         budget = meta.MetaBudget(2 * MAX_RESULT_BYTES)
         results = meta.as_decoded({"": list(reply.results)}, budget)[""]
-        if budget.num_left_out:
+        if budget.left_out.keys() - {meta.TOO_DEEP}:
             return Failure(
                 FailureKind.BAD_REQUEST,
                 f"it was called, but its result is larger than {MAX_RESULT_BYTES >> 20} MiB or "

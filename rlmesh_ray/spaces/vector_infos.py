@@ -202,11 +202,10 @@ def type_repr(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def left_out_notice(num_entries: int) -> str:
-    return (
-        f"{num_entries} entries of the infos were left out or made text, for one message cannot "
-        "carry so many: give fewer, or numeric numpy arrays, which count as one each"
-    )
+def left_out_notice(left_out: Mapping[str, int]) -> str:
+    """Return the notice about entries that were left out, which are counted by reason."""
+    num_entries, reasons = sum(left_out.values()), "; ".join(left_out)
+    return f"{num_entries} entries of the infos were left out or made text: {reasons}"
 
 
 def int_repr_cost(number: int) -> int:

@@ -8,6 +8,7 @@ text (``encode_meta``). What a client sends arrives as it is, or is refused befo
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -61,6 +62,12 @@ _INT64 = range(-(2**63), 2**63)
 
 _ARRAYS = (np.ndarray, np.memmap)
 """Other subclasses would lose something, such as a mask."""
+TOO_MANY = (
+    "one message cannot carry so many values: give fewer, or numeric numpy arrays, which count as "
+    "one each"
+)
+TOO_LARGE = "one message cannot carry so many bytes: give smaller arrays, or shorter text"
+TOO_DEEP = f"containers are nested more than {_MAX_DEPTH} deep: give flatter ones"
 _INPUT_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 
@@ -75,8 +82,8 @@ class MetaBudget:
     def __init__(self, size_bytes: int = MAX_BYTES, num_nodes: int = MAX_NODES) -> None:
         self.bytes_left = size_bytes
         self.nodes_left = num_nodes
-        self.num_left_out = 0
-        """Entries of the maps that did not fit: they are left out, or their container is text."""
+        self.left_out: Counter[str] = Counter()
+        """Entries of the maps that are left out, or whose container is text, by reason."""
 
     def affords(self, size_bytes: int, num_nodes: int = 0) -> bool:
         """Subtract a cost if the budget covers it; return whether it did."""
@@ -85,6 +92,10 @@ class MetaBudget:
         self.bytes_left -= max(size_bytes, 0)
         self.nodes_left -= num_nodes
         return True
+
+    def lacking(self, num_nodes: int) -> str:
+        """Return why the budget does not afford a value of ``num_nodes``."""
+        return TOO_MANY if num_nodes > self.nodes_left else TOO_LARGE
 
     @contextlib.contextmanager
     def halved(self) -> Iterator[None]:
@@ -281,14 +292,16 @@ class _MetaEncoder:
         """
         budget = self._budget
         num_kept = min(len(infos), budget.nodes_left // 2 // _MAP_ENTRY_NODES)
-        former, budget.num_left_out = budget.num_left_out, len(infos) - num_kept
+        former, budget.left_out = budget.left_out, Counter()
+        if num_kept < len(infos):
+            budget.left_out[TOO_MANY] = len(infos) - num_kept
         budget.affords(0, num_kept * _MAP_ENTRY_NODES)
         for key, value in itertools.islice(infos.items(), num_kept):
             with budget.halved():
                 self._fill(self._entry(message, key), value, 0)
-        if budget.num_left_out:
-            message.entries[LEFT_OUT_KEY].str = left_out_notice(budget.num_left_out)
-        budget.num_left_out += former
+        if budget.left_out:
+            message.entries[LEFT_OUT_KEY].str = left_out_notice(budget.left_out)
+        budget.left_out += former
 
     def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
         try:
@@ -314,14 +327,19 @@ class _MetaEncoder:
             message.str = self._text(plain)
             return True
         if isinstance(plain, (str, bytes)) and not self._budget.affords(len(plain) - _ENTRY_BYTES):
-            self._budget.num_left_out += 1
+            self._budget.left_out[TOO_LARGE] += 1
             message.str = f"<{len(plain)} of {type(plain).__name__}>"
         else:
             setattr(message, kind, plain)
         return True
 
     def _fill_other(self, message: pb.MetaValue, value: Any, depth: int) -> None:
-        if depth >= _MAX_DEPTH or id(value) in self._open:
+        if id(value) in self._open:
+            self._fill_text(message, value)
+            return
+        if depth >= _MAX_DEPTH:
+            if isinstance(value, (Mapping, list, tuple, np.ndarray)):
+                self._budget.left_out[TOO_DEEP] += max(1, _num_parts(value))
             self._fill_text(message, value)
             return
         self._open.add(id(value))
@@ -341,15 +359,16 @@ class _MetaEncoder:
                 for key, part in value.items():
                     self._fill(self._entry(message.map, key), part, depth + 1)
             else:
-                self._leave_out(message, value, len(value))
+                self._leave_out(message, value, self._budget.lacking(num_nodes))
         elif isinstance(value, (list, tuple)):
             self._fill_list(message, value, depth)
         else:
             self._fill_text(message, value)
 
     def _fill_list(self, message: pb.MetaValue, items: Sequence[Any], depth: int) -> None:
-        if not self._budget.affords(len(items) * _ENTRY_BYTES, _CONTAINER_NODES + len(items)):
-            self._leave_out(message, items, len(items))
+        num_nodes = _CONTAINER_NODES + len(items)
+        if not self._budget.affords(len(items) * _ENTRY_BYTES, num_nodes):
+            self._leave_out(message, items, self._budget.lacking(num_nodes))
             return
         message.list.SetInParent()
         for item in items:
@@ -363,7 +382,7 @@ class _MetaEncoder:
         num_nodes = 0 if is_tagged and dtype is not None else max(array.size, array.nbytes // 64)
         is_small = array.size * item_bytes <= self._budget.bytes_left
         if not (is_small and _ARRAY_NODES + num_nodes <= self._budget.nodes_left):
-            self._leave_out(message, array, array.size)
+            self._leave_out(message, array, TOO_MANY if is_small else TOO_LARGE)
         elif is_tagged:
             self._fill_tagged(message, array, dtype, depth)
         else:
@@ -382,8 +401,8 @@ class _MetaEncoder:
         self._fill_list(entries["shape"], array.shape, 0)
         self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
 
-    def _leave_out(self, message: pb.MetaValue, value: Any, num_entries: int) -> None:
-        self._budget.num_left_out += num_entries
+    def _leave_out(self, message: pb.MetaValue, value: Any, reason: str) -> None:
+        self._budget.left_out[reason] += max(1, _num_parts(value))
         self._fill_text(message, value)
 
     def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
@@ -400,6 +419,10 @@ class _MetaEncoder:
                 0, int_repr_cost(value) if isinstance(value, int) else 0
             )
         return _as_text(value) if is_affordable else type_repr(value)
+
+
+def _num_parts(value: Any) -> int:
+    return int(value.size) if isinstance(value, np.ndarray) else len(value)
 
 
 @lru_cache(maxsize=256)

@@ -192,6 +192,40 @@ def test_what_is_larger_than_a_frame_should_be_becomes_text(
     assert back == {"x": expected, "y": 2}
 
 
+def nested(depth: int) -> Any:
+    value: Any = {"a": 1, "b": 2}
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "num_entries", "reason"),
+    [
+        pytest.param(np.zeros(10_000_000, np.float32), 10_000_000, "so many bytes", id="array"),
+        pytest.param("x" * MAX_BYTES, 1, "so many bytes", id="text"),
+        pytest.param([1] * MAX_NODES, MAX_NODES, "so many values", id="list"),
+        pytest.param(nested(24), 2, "nested more than 24 deep", id="nested"),
+    ],
+)
+def test_the_notice_counts_what_was_left_out_and_says_why(
+    value: Any, num_entries: int, reason: str
+) -> None:
+    back = there_and_back({"x": value, "y": 2}, tag_arrays=True)
+
+    notice = back.pop(LEFT_OUT_KEY)
+    assert notice.startswith(f"{num_entries} entries of the infos were left out or made text: ")
+    assert notice.count(": ") == 2
+    assert reason in notice
+    assert back["y"] == 2
+
+
+def test_what_is_just_not_too_deep_is_kept_without_a_notice() -> None:
+    infos = {"x": nested(23)}
+
+    assert there_and_back(infos) == infos
+
+
 def _num_values(message: pb.MetaMap) -> int:
     return sum(
         1 + _num_values(value.map) + len(value.list.items) + sum(map(_parts, value.list.items))
