@@ -19,9 +19,8 @@ from gymnasium import error as gymnasium_error
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv, TruncateOnBadValue
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
-from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import autoreset_mode, id_of
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import as_int

@@ -28,9 +28,13 @@ from rlmesh_ray.envs.commands import (
     TextColumns,
 )
 from rlmesh_ray.envs.env_source import OWN_CODE
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv, MissingAttributeError, NoteResets
+from rlmesh_ray.envs.lane_vector_env import (
+    LaneVectorEnv,
+    MissingAttributeError,
+    NoteResets,
+    TruncateOnBadValue,
+)
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
-from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.env_session import Failure, FailureKind

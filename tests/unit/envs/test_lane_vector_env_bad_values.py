@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from rlmesh_ray.envs.commands import ResetCommand, StepCommand, StepReply
 from rlmesh_ray.envs.env_source import build, make_source
-from rlmesh_ray.envs.truncate_on_bad_value import BAD_VALUE_KEY, TruncateOnBadValue
+from rlmesh_ray.envs.lane_vector_env import BAD_VALUE_KEY, TruncateOnBadValue
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
