@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -48,12 +47,14 @@ class StepBuffers:
 
     def __init__(self, descriptor: int, contract: EnvContract) -> None:
         memory = mmap.mmap(descriptor, size_bytes(contract))
-        requested = _request_bytes(contract)
+        layout = _layout(contract)
+        num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
+        requested, _, _ = layout[num_actions]  # the actions come first
         self.sent_parts = memoryview(memory)[:requested], memoryview(memory)[requested:]
         """The memory of the actions, and of the rest; sent over TCP, where no memory is shared."""
         views = (
             np.frombuffer(memory, dtype, count=math.prod(shape), offset=offset).reshape(shape)
-            for offset, shape, dtype in _layout(contract)
+            for offset, shape, dtype in layout
         )
         self.actions: list[Column] = _columns(contract.action_space, contract.num_envs, views)
         """One column for each leaf: ``(num_envs, *leaf.shape)`` views; empty strings for text."""
@@ -72,10 +73,8 @@ def is_fixed_size(contract: EnvContract) -> bool:
 
 def size_bytes(contract: EnvContract) -> int:
     """Return the size of the memory that ``StepBuffers`` of ``contract`` need."""
-    end = 0
-    for offset, shape, dtype in _layout(contract):
-        end = offset + math.prod(shape) * dtype.itemsize
-    return end
+    offset, shape, dtype = _layout(contract)[-1]
+    return offset + math.prod(shape) * dtype.itemsize
 
 
 def create_step_buffers(contract: EnvContract) -> int:
@@ -83,29 +82,22 @@ def create_step_buffers(contract: EnvContract) -> int:
     return create_memory(size_bytes(contract))
 
 
-def _request_bytes(contract: EnvContract) -> int:
-    num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
-    offsets = (offset for offset, _, _ in _layout(contract))
-    return next(islice(offsets, num_actions, None))
-
-
-def _layout(contract: EnvContract) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
-    """Yield the offset, shape and dtype of every array."""
-    offset = 0
-    for shape, dtype in _arrays(contract):
-        yield offset, shape, dtype
+def _layout(contract: EnvContract) -> list[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Return the offset, shape and dtype of every array."""
+    num_lanes = contract.num_envs
+    arrays = [
+        ((num_lanes, *leaf.shape), leaf.dtype)
+        for space in (contract.action_space, contract.observation_space)
+        for leaf in leaves(space)
+        if leaf.dtype is not None
+    ]
+    arrays += [((num_lanes,), np.dtype(kind)) for kind in (np.float64, np.bool_, np.bool_)]
+    layout, offset = [], 0
+    for shape, dtype in arrays:
+        layout.append((offset, shape, dtype))
         size = math.prod(shape) * dtype.itemsize
         offset += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-def _arrays(contract: EnvContract) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
-    for space in (contract.action_space, contract.observation_space):
-        for leaf in leaves(space):
-            if leaf.dtype is not None:
-                yield (contract.num_envs, *leaf.shape), leaf.dtype
-    yield (contract.num_envs,), np.dtype(np.float64)
-    yield (contract.num_envs,), np.dtype(np.bool_)
-    yield (contract.num_envs,), np.dtype(np.bool_)
+    return layout
 
 
 def _columns(space: SpaceSpec, num_lanes: int, views: Iterator[NDArray[Any]]) -> list[Column]:
