@@ -204,8 +204,8 @@ FAULTS = (
         "transport",
         "Over a direct connection, terminated and truncated are mixed up.",
         "rlmesh_ray/transport/direct_connection.py",
-        "results.rewards.copy(), _flags(results.terminated), _flags(results.truncated)",
-        "results.rewards.copy(), _flags(results.truncated), _flags(results.terminated)",
+        "StepArrays(results.rewards.copy(), terminated, truncated)",
+        "StepArrays(results.rewards.copy(), truncated, terminated)",
         "tests/loopback/test_env_endpoint.py::"
         "test_terminated_and_truncated_stay_apart[rlmesh.protocol.v1-shared_memory]",
     ),
@@ -214,8 +214,8 @@ FAULTS = (
         "transport",
         "A step that is sent again on the stream, after its answer was lost, is executed twice.",
         "rlmesh_ray/transport/exactly_once.py",
-        "            ExecutionDecision.RESEND_ANSWER\n            if number == self.progress.begun",
-        "            ExecutionDecision.EXECUTE\n            if number == self.progress.begun",
+        "return ExecutionDecision.RESEND_ANSWER if number == last",
+        "return ExecutionDecision.EXECUTE if number == last",
         "tests/loopback/test_direct_connection.py::"
         "test_a_step_that_was_executed_is_answered_again_for_who_repeats_it[shared_memory]",
     ),

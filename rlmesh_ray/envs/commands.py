@@ -166,16 +166,14 @@ class CallReply:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDirectReply:
-    """Reply to OpenDirectCommand; from now on its step buffers are used, if it has any."""
+class DirectReply:
+    """Reply to OpenDirectCommand and CloseDirectCommand: whose step buffers are used from now."""
+
+    is_open: bool
+    """Those of the direct connection, if it has any; else the worker's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseDirectReply:
-    """Reply to CloseDirectCommand; from now on the worker's own step buffers are used."""
-
-
-Reply = ResetReply | StepReply | RenderReply | CallReply | OpenDirectReply | CloseDirectReply
+Reply = ResetReply | StepReply | RenderReply | CallReply | DirectReply
 Outcome = Reply | Failure
 
 

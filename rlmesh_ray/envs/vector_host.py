@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +44,7 @@ from rlmesh_ray.spaces.validation import (
     Checker,
     ConformanceWarning,
     ValidationMode,
+    Violation,
     WarningCounter,
     check_rewards,
     warnings_info,
@@ -222,14 +222,15 @@ class VectorHost:
         self._action_checker = Checker(leaves(contract.action_space), validation)
         self._observation_checker = Checker(leaves(contract.observation_space), validation)
         self._validation = validation
-        self._warnings = WarningCounter()
-        self._num_reported = 0
+        self.warnings = WarningCounter()
+        """Counts the values that were out of range, or truncated an episode."""
         self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
         self._began = [0] * contract.num_envs
         """Value of ``_num_steps`` at the start of each lane's episode."""
         self._actions: list[Column] = []
+        self._has_texts = any(leaf.dtype is None for leaf in leaves(contract.observation_space))
 
     def bind_buffers(self, buffers: StepBuffers) -> None:
         """Read actions from ``buffers`` and write results there, from now on."""
@@ -249,9 +250,12 @@ class VectorHost:
         self._begun.update(lanes)
         self._over.difference_update(lanes)
         # Lanes that have never been reset have no observation to check.
-        is_whole = len(self._begun) == len(self._all_lanes)
+        own = () if len(self._begun) == len(self._all_lanes) else lanes
         try:
-            found = self._stored(() if is_whole else lanes)
+            self._lanes.flush()
+            columns = self._lanes.observations
+            rows = rows_of(columns, own) if own else columns
+            found = checked("observation", self._observation_checker, rows, own)
         except ConformanceError as error:
             return self._refused("observation", error)
         if self._observer is not None:
@@ -274,19 +278,31 @@ class VectorHost:
                 self._began[lane] += 1
         infos = self._lanes.step_columns(actions, lanes)
         try:
-            found += self._stored(lanes)
+            self._lanes.flush()
+            columns = self._lanes.observations
+            rows = rows_of(columns, lanes) if lanes else columns
+            found += checked("observation", self._observation_checker, rows, lanes)
         except ConformanceError as error:
             return self._refused("observation", error)
+        rewards = self._lanes.results.rewards
+        if lanes:  # the other lanes' rewards are those of earlier steps
+            rewards = np.zeros_like(rewards)
+            rewards[list(lanes)] = self._lanes.results.rewards[list(lanes)]
         try:
-            found += self._rewards_checked(lanes)
+            bad_rewards = check_rewards(rewards, self._validation)
         except ConformanceError as error:
             return self._refused("reward", error)
+        if bad_rewards:
+            found += self._reward_warnings(bad_rewards)
         for env in self._truncating:
             found += env.take_found()
         if self._observer is not None:
             self._observer.step(self._columns(actions, lanes), infos, self._frames, lanes)
-        infos = self._with_warnings(infos, found)
-        return StepReply(infos, self._final_infos(), self._texts())
+        return StepReply(
+            self._with_warnings(infos, found) if found else infos,
+            self._final_infos() if self._lanes.final_infos else {},
+            self._texts() if self._has_texts else (),
+        )
 
     @property
     def failure_place(self) -> str:
@@ -327,11 +343,11 @@ class VectorHost:
 
     def _final_infos(self) -> dict[int, dict[str, Any]]:
         infos = self._lanes.final_infos
-        if infos and self.contract.autoreset_mode is AutoresetMode.DISABLED:
+        if self.contract.autoreset_mode is AutoresetMode.DISABLED:
             # A step after an end reports the flags again, but no further episode has ended.
             infos = {lane: info for lane, info in infos.items() if lane not in self._over}
             self._over.update(infos)
-        elif infos:
+        else:
             is_next = self.contract.autoreset_mode is AutoresetMode.NEXT_STEP
             for lane in infos:
                 self._began[lane] = self._num_steps + is_next
@@ -370,29 +386,14 @@ class VectorHost:
         by_lane = dict(zip(lanes, frames, strict=True))
         return [by_lane.get(lane, np.zeros_like(frames[0])) for lane in self._all_lanes]
 
-    def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
-        """Write the new observations; check those of ``lanes`` (empty: all)."""
-        self._lanes.flush()
-        columns = self._lanes.observations
-        rows = rows_of(columns, lanes) if lanes else columns
-        return checked("observation", self._observation_checker, rows, lanes)
-
-    def _rewards_checked(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
-        rewards = self._lanes.results.rewards
-        if lanes:  # the other lanes' rewards are those of earlier steps
-            own = np.zeros_like(rewards)
-            own[list(lanes)] = rewards[list(lanes)]
-            rewards = own
-        try:
-            found = check_rewards(rewards, self._validation)
-        except ConformanceError as error:
-            self._require_rewards()
-            reason = self._naming_agents(error.reason, error.lane)
-            raise ConformanceError(error.kind, error.path, reason, error.lane) from error
-        if found:
-            self._require_rewards()
-        found = [replace(one, message=self._naming_agents(one.message, one.lane)) for one in found]
-        return [ConformanceWarning.of("reward", violation) for violation in found]
+    def _reward_warnings(self, bad_rewards: Sequence[Violation]) -> list[ConformanceWarning]:
+        self._require_rewards()
+        return [
+            ConformanceWarning(
+                "reward", one.kind, one.path, self._naming_agents(one.message, one.lane), one.lane
+            )
+            for one in bad_rewards
+        ]
 
     def _naming_agents(self, reason: str, lane: int | None) -> str:
         """Return ``reason`` about a lane's reward, with the names of its agents, if it has any."""
@@ -413,14 +414,10 @@ class VectorHost:
                 f"{self._step_of(lane)})"
             )
 
-    def take_num_deviations(self) -> int:
-        num_reported, self._num_reported = self._num_reported, self._warnings.num_found
-        return self._num_reported - num_reported
-
     def _with_warnings(
         self, infos: dict[str, Any], found: list[ConformanceWarning]
     ) -> dict[str, Any]:
-        unreported = self._warnings.unreported(found) if found else found
+        unreported = self.warnings.unreported(found)
         for warning in unreported:
             _LOG.warning(
                 "%s: %s; %s; later ones are counted only (statistics().deviations)",
@@ -433,6 +430,10 @@ class VectorHost:
         return {**infos, **warnings_info(unreported, self.contract.num_envs)}
 
     def _refused(self, side: str, error: ConformanceError) -> Failure:
+        if side == "reward":
+            self._require_rewards()
+            reason = self._naming_agents(error.reason, error.lane)
+            error = ConformanceError(error.kind, error.path, reason, error.lane)
         failure_place = ""
         if error.lane is not None:
             is_same_step = self.contract.autoreset_mode is AutoresetMode.SAME_STEP

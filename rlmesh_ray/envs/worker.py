@@ -1,8 +1,7 @@
 """The env worker: hosts one environment and executes commands; a process has one or several.
 
-``WorkerProcess`` runs ``python -m rlmesh_ray.envs.worker_guard SOCKET PARENT_PID FAULT_LOG SPIN``,
-which runs ``main`` here; the socket brings a channel for each worker. It imports neither gRPC nor
-Ray.
+``WorkerProcess`` runs ``python -m rlmesh_ray.envs.worker_guard SOCKET PARENT_PID FAULT_LOG``, which
+runs ``main`` here; the socket brings a channel for each worker. It imports neither gRPC nor Ray.
 """
 
 import contextlib
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CloseDirectCommand,
-    CloseDirectReply,
     Command,
+    DirectReply,
     OpenDirectCommand,
-    OpenDirectReply,
     Outcome,
     RenderCommand,
     RenderReply,
@@ -41,23 +39,22 @@ from rlmesh_ray.envs.commands import (
     StopCommand,
 )
 from rlmesh_ray.envs.env_source import build, explain_start_error
-from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
 from rlmesh_ray.envs.worker_channel import (
+    MAX_BYTES,
     WorkerChannel,
-    compact_reply_frame,
     decode,
     decode_command,
     encode,
+    encode_reply,
 )
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
-from rlmesh_ray.protocol.env_session import EpisodeStart, Failure, FailureKind
+from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.direct_frames import PICTURE_SIZE
+from rlmesh_ray.transport.direct_sockets import PICTURE_SIZE, EventfdSocket
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
 from rlmesh_ray.transport.session_progress import SessionProgress
-from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.transport.tcp import TcpSocket
 
@@ -95,9 +92,12 @@ class EnvWorker:
         self._progress = progress
         self._requests = WorkerSide(progress)
         self._descriptors = descriptors
+        self._num_deviations = 0
+        """How many values out of range the progress has counted."""
         columns = (column for column in buffers.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
-        self._direct: DirectStepServer | None = None
+        self.direct: DirectStepServer | None = None
+        """The latest direct connection; it may be closed."""
         self._kept: Outcome | _Frames = _REFUSED
         """Reply to the last request."""
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
@@ -106,25 +106,31 @@ class EnvWorker:
             RenderCommand: host.render,
             CallCommand: host.call,
             OpenDirectCommand: self._open_direct,
-            CloseDirectCommand: lambda _: self._close_direct(),
+            CloseDirectCommand: self._close_direct,
         }
 
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for a direct step; None: no direct connection is open."""
-        return None if self._direct is None else self._direct.client.wakeup
-
-    def serve_direct(self) -> None:
-        direct = self._direct
-        assert direct is not None, "wakeup says so"
+    def serve_direct(self, ready: Sequence[int]) -> None:
+        """Answer a request of the direct connection, if one of its descriptors is ``ready``."""
+        direct = self.direct
+        wakeup = None if direct is None else direct.client.wakeup
+        if direct is None or wakeup is None:
+            return
+        if wakeup.eventfd not in ready and wakeup.peer not in ready:
+            return
         request = direct.receive()
         if request is None:
             return
         number, timeout_ms, is_render = request
-        if is_render:
-            direct.send_pictures(number, self._draw_directly(number, timeout_ms))
-        else:
-            direct.answer(number, self._step_directly(direct, number, timeout_ms))
+        message: bytes | None = None
+        pictures: _Frames = []
+        if self._requests.executes_direct(number):
+            self._progress.begin(number, timeout_ms)
+            if is_render:
+                message, pictures = self._draw_directly()
+            else:
+                message = self._step_directly(direct, number)
+            self._progress.end()
+        direct.answer(number, message, pictures)
 
     def _open_direct(self, command: OpenDirectCommand) -> Outcome:
         # Late: it imports protobuf, which nothing else here needs.
@@ -140,17 +146,17 @@ class EnvWorker:
             return Failure(FailureKind.BAD_REQUEST, str(error))
         buffers = shared or self._own_buffers
         self._switch_buffers(buffers)
-        self._direct = DirectStepServer(
+        self.direct = DirectStepServer(
             client,
             self._progress,
             buffers,
             tag_arrays=command.tag_arrays,
         )
-        return OpenDirectReply()
+        return DirectReply(is_open=True)
 
     def close_direct(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
+        if self.direct is not None:
+            self.direct.close()
 
     def answer(self, number: int, command: Command) -> bytes | None:
         """Return the encoded reply to ``command``; None: it has no reply.
@@ -160,7 +166,9 @@ class EnvWorker:
             command: The command.
         """
         if isinstance(command, SetEpisodesCommand):
-            self._set_episodes(command.episodes)
+            self._requests.is_direct_open = self.direct is not None and bool(command.episodes)
+            if self.direct is not None and command.episodes:
+                self.direct.set_episodes(command.episodes)
             return None
         if isinstance(command, SkipRequestCommand):
             self._requests.skip(command.number)
@@ -184,13 +192,6 @@ class EnvWorker:
             return frame
         return self._encoded(self._kept)
 
-    def _set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        if self._direct is not None and episodes:
-            self._direct.set_episodes(episodes)
-            self._requests.is_direct_open = True
-        else:
-            self._requests.is_direct_open = False
-
     def _execute(self, command: Command) -> Outcome:
         """Execute ``command``; any exception becomes a Failure."""
         try:
@@ -203,7 +204,7 @@ class EnvWorker:
         try:
             if isinstance(reply, list):
                 reply = RenderReply(encode_png(reply) if reply else None)
-            return compact_reply_frame(reply) or encode_reply(reply, self._max_info_bytes)
+            return encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
             return encode_reply(failure(error))
 
@@ -222,71 +223,62 @@ class EnvWorker:
         return reply
 
     def _step(self, command: StepCommand) -> Outcome:
-        reply = self._host.step(command)
+        host, progress = self._host, self._progress
+        reply = host.step(command)
         if isinstance(reply, StepReply):
             results = self._buffers.results
-            self._progress.count_step(
+            progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
             )
             if command.autoreset_lanes:
-                self._progress.count_reset(command.autoreset_lanes)
-            self._progress.count_vector_step(
-                self._progress.elapsed_ns,
+                progress.count_reset(command.autoreset_lanes)
+            num_found = host.warnings.num_found
+            num_deviations, self._num_deviations = num_found - self._num_deviations, num_found
+            progress.count_vector_step(
+                progress.elapsed_ns,
                 len(command.lanes) or self._num_lanes,
                 len(reply.final_infos),
-                self._host.take_num_deviations(),
+                num_deviations,
             )
         return reply
 
-    def _step_directly(
-        self, direct: "DirectStepServer", number: int, timeout_ms: int
-    ) -> bytes | None:
-        """Execute a step of the direct connection; return its answer's body, None: FALL_BACK."""
-        if not self._requests.executes_direct(number):
-            return None
-        self._progress.begin(number, timeout_ms)
+    def _step_directly(self, direct: "DirectStepServer", number: int) -> bytes | None:
+        """Execute a step of the direct connection; return its answer's message, None: FALL_BACK."""
         direct.load()
-        self._kept = self._execute(_STEP)
-        body = None
-        if isinstance(self._kept, StepReply):
-            plain: StepReply = self._kept
+        self._kept = reply = self._execute(_STEP)
+        if isinstance(reply, StepReply):
             try:
-                if compact_reply_frame(plain) is None:
+                if reply.infos or any(reply.final_infos.values()):
                     # Its infos become what the endpoint gets of them: an object is its repr.
-                    self._kept = plain = decode(encode_reply(plain, self._max_info_bytes))
-                body = direct.body(number, plain.infos, plain.final_infos)
+                    self._kept = reply = decode(encode_reply(reply, self._max_info_bytes))
+                return direct.message(number, reply.infos, reply.final_infos)
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
-        if body is None:
-            self._requests.is_direct_open = False
-        self._progress.end()
-        return body
+        self._requests.is_direct_open = False
+        return None
 
-    def _draw_directly(self, number: int, timeout_ms: int) -> _Frames:
-        """Execute a Render of the direct connection; return no pictures for FALL_BACK."""
+    def _draw_directly(self) -> tuple[bytes | None, _Frames]:
+        """Return the size of the lanes' pictures, and these; no size for FALL_BACK."""
         # Late, as in _open_direct.
         from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
-        if not self._requests.executes_direct(number):
-            return []
-        self._progress.begin(number, timeout_ms)
         frames: _Frames = []
         try:
             self._kept = frames = self._host.draw()
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             self._kept = failure(error)
-        self._progress.end()
-        shapes = {frame.shape for frame in frames}
-        are_alike = len(frames) == self._num_lanes and len(shapes) == 1
+        are_alike = len(frames) == self._num_lanes and len({frame.shape for frame in frames}) == 1
         if not (are_alike and frames[0].ndim == 3 and frames[0].shape[2] == 3):
-            return []
+            return None, []
         num_bytes = PICTURE_SIZE.size + sum(frame.nbytes for frame in frames)
-        return frames if num_bytes <= max_response_bytes(self._host.contract) else []
+        if num_bytes > max_response_bytes(self._host.contract):
+            return None, []
+        return PICTURE_SIZE.pack(*frames[0].shape[:2]), frames
 
-    def _close_direct(self) -> Outcome:
+    def _close_direct(self, _: CloseDirectCommand) -> Outcome:
         self.close_direct()
         self._switch_buffers(self._own_buffers)
-        return CloseDirectReply()
+        return DirectReply(is_open=False)
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
         # Lanes that a step leaves out keep their observations and results.
@@ -366,7 +358,11 @@ class WorkerLoop:
             if self._control.fileno() in ready:
                 self._accept()
             for channel, worker in tuple(self._workers.items()):
-                self._serve(channel, worker, ready)
+                # The channel first: the client may send a step because of a command's effect.
+                if channel.has_message or channel.connection.fileno() in ready:
+                    self._serve_channel(channel, worker)
+                elif worker is not None:
+                    worker.serve_direct(ready)
 
     def _close_descriptors(self) -> None:
         self._control.close()
@@ -383,7 +379,8 @@ class WorkerLoop:
             if channel.has_message:
                 return ()
             descriptors.append(channel.connection.fileno())
-            wakeup = None if worker is None else worker.wakeup
+            direct = None if worker is None else worker.direct
+            wakeup = None if direct is None else direct.client.wakeup
             if wakeup is not None:
                 descriptors.append(wakeup.eventfd)
                 peers.append(wakeup.peer)
@@ -401,44 +398,30 @@ class WorkerLoop:
             channel = WorkerChannel(socket.socket(fileno=descriptor), decode_command)
             self._workers[channel] = None
 
-    def _serve(
-        self, channel: WorkerChannel, worker: EnvWorker | None, ready: Sequence[int]
-    ) -> None:
-        # The channel first: the client may send a step because of a command's effect.
-        if channel.has_message or channel.connection.fileno() in ready:
-            try:
-                is_over = not self._handle_message(channel, worker)
-            except (EOFError, OSError) as error:  # the endpoint is gone
-                if not isinstance(error, (EOFError, ConnectionError)):
-                    sys.stderr.write(f"{error}\n")
-                is_over = True
-            if is_over:
-                del self._workers[channel]
-                if worker is not None:
-                    worker.close_direct()
-                    worker.close()
-                # Not before: the endpoint waits for what an observer hands over.
-                channel.connection.close()
-        elif (
-            worker is not None
-            and (wakeup := worker.wakeup) is not None
-            and (wakeup.eventfd in ready or wakeup.peer in ready)
-        ):
-            worker.serve_direct()
-
-    def _handle_message(self, channel: WorkerChannel, worker: EnvWorker | None) -> bool:
-        """Handle the channel's next message; return whether the worker goes on."""
-        message = channel.receive()
-        if worker is None:
-            self._workers[channel] = _started(channel, message)
-            return self._workers[channel] is not None
-        number, command = message
-        if isinstance(command, StopCommand):
-            return False
-        reply = worker.answer(number, command)
-        if reply is not None:
-            channel.send(reply)
-        return True
+    def _serve_channel(self, channel: WorkerChannel, worker: EnvWorker | None) -> None:
+        """Handle the channel's next message; end a worker that gets no further ones."""
+        try:
+            message = channel.receive()
+            if worker is None:
+                self._workers[channel] = _started(channel, message)
+                is_over = self._workers[channel] is None
+            else:
+                number, command = message
+                is_over = isinstance(command, StopCommand)
+                reply = None if is_over else worker.answer(number, command)
+                if reply is not None:
+                    channel.send(reply)
+        except (EOFError, OSError) as error:  # the endpoint is gone
+            if not isinstance(error, (EOFError, ConnectionError)):
+                sys.stderr.write(f"{error}\n")
+            is_over = True
+        if is_over:
+            del self._workers[channel]
+            if worker is not None:
+                worker.close_direct()
+                worker.close()
+            # Not before: the endpoint waits for what an observer hands over.
+            channel.connection.close()
 
 
 def _received_descriptors(connection: socket.socket, count: int) -> list[int]:

@@ -19,8 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.envs.commands import Command, Outcome, StepCommand, StepReply
+from rlmesh_ray.envs.commands import (
+    CallReply,
+    Command,
+    Outcome,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.env_session import Failure, FailureKind
+from rlmesh_ray.spaces.validation import WARNING_KEY, warnings_as_texts
 
 _HEADER = struct.Struct("!Q")
 _RECEIVE_BYTES = 64 * 1024
@@ -66,9 +75,8 @@ class WorkerChannel:
         """Whether a whole message has arrived."""
         self._decode = decode
         self._unsent = memoryview(b"")
-        # The first _num_arrived bytes are received; the rest is room for a large message.
         self._data = bytearray()
-        self._num_arrived = 0
+        """What has arrived and has not been returned."""
         self._size_bytes = 0
         """Size of the arriving message with its header; 0 while it is unknown."""
         self._is_over = False
@@ -85,26 +93,25 @@ class WorkerChannel:
         """
         self.connection.sendall(frame)
 
-    def queue_frame(self, frame: bytes) -> None:
-        """Send as much of ``frame`` as possible without blocking; ``advance`` sends the rest."""
-        self._unsent = memoryview(self._unsent.tobytes() + frame if self._unsent else frame)
-        self._send_unsent()
-
-    def _send_unsent(self) -> None:
+    def queue_frame(self, frame: bytes = b"") -> None:
+        """Send as much as possible without blocking; ``advance`` sends the rest."""
+        unsent = self._unsent
+        if frame:
+            unsent = memoryview(unsent.tobytes() + frame if unsent else frame)
         try:
-            while self._unsent:
-                count = self.connection.send(self._unsent, socket.MSG_DONTWAIT)
-                self._unsent = self._unsent[count:]
+            while unsent:
+                unsent = unsent[self.connection.send(unsent, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             pass
         except OSError:
             # The other end is gone; its last message may still be there for ``receive``.
-            self._unsent = memoryview(b"")
+            unsent = memoryview(b"")
+        self._unsent = unsent
 
     def advance(self) -> bool:
         """Send and receive without blocking; return whether ``receive`` would not block."""
         if self._unsent:
-            self._send_unsent()
+            self.queue_frame()
         try:
             while not (self.has_message or self._is_over):
                 self._take(socket.MSG_DONTWAIT)
@@ -129,9 +136,9 @@ class WorkerChannel:
             self._take(0)
         size, data = self._size_bytes, self._data
         # Taken before it is decoded: the next message can be received even if that fails.
-        self._data = data[size : self._num_arrived]
-        self._num_arrived = len(self._data)
-        self._look()
+        self._data, self._size_bytes, self.has_message = data[size:], 0, False
+        if self._data:
+            self._look()
         try:
             return self._decode(memoryview(data)[_HEADER.size : size])
         except Exception as error:  # what a pickle raises may be of any kind
@@ -145,30 +152,20 @@ class WorkerChannel:
 
     def _look(self) -> None:
         """Read the size of the message whose beginning has arrived."""
-        size = 0
-        if self._num_arrived >= _HEADER.size:
-            size = _HEADER.unpack_from(self._data)[0] + _HEADER.size
-        self._size_bytes = size
-        self.has_message = 0 < size <= self._num_arrived
+        if not self._size_bytes and len(self._data) >= _HEADER.size:
+            self._size_bytes = _HEADER.unpack_from(self._data)[0] + _HEADER.size
+        self.has_message = 0 < self._size_bytes <= len(self._data)
 
     def _take(self, flags: int) -> None:
-        size = self._size_bytes
         try:
-            if size:
-                self._data.extend(bytes(size - len(self._data)))
-                with memoryview(self._data) as whole:
-                    count = self.connection.recv_into(whole[self._num_arrived :], 0, flags)
-            else:
-                received = self.connection.recv(_RECEIVE_BYTES, flags)
-                self._data += received
-                count = len(received)
+            received = self.connection.recv(_RECEIVE_BYTES, flags)
         except BlockingIOError:
             raise
         except OSError:
-            count = 0
-        self._num_arrived += count
+            received = b""
+        self._data += received
+        self._is_over = not received
         self._look()
-        self._is_over = not count
 
 
 def encode(message: object) -> bytes:
@@ -187,11 +184,6 @@ def encode(message: object) -> bytes:
 
 def decode(frame: bytes) -> Any:
     return pickle.loads(memoryview(frame)[_HEADER.size :])
-
-
-def frame_of(body: bytes) -> bytes:
-    """Return the frame of an encoded body, for ``WorkerChannel``'s ``decode``."""
-    return _HEADER.pack(len(body)) + body
 
 
 class _PlainPickler(pickle.Pickler):
@@ -232,7 +224,7 @@ def _text(obj: object) -> str:
         return f"<{type(obj).__name__}>"
 
 
-# --- compact frames ---------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------
 # Nearly all steps are plain: of all lanes, without text, and their replies without infos. Their
 # data are in the step buffers: the command is the number of its request, and the reply a constant.
 
@@ -241,17 +233,18 @@ _NUMBER = struct.Struct("!cQ")
 _STEP_TAG = b"s"  # no pickle of protocol 2 and later begins with it
 _REPLY = StepReply({})
 _REPLY_BODY = b"r"
-_REPLY_FRAME = frame_of(_REPLY_BODY)
+_REPLY_FRAME = _HEADER.pack(len(_REPLY_BODY)) + _REPLY_BODY
 
 NumberedCommand = tuple[int, Command]
 """A command and the number of its request; 0 for a command without a request."""
 
 
 def command_frame(command: Command, number: int = 0) -> bytes:
-    is_plain = type(command) is StepCommand and not (
+    if type(command) is not StepCommand or (
         command.text_columns or command.lanes or command.autoreset_lanes
-    )
-    return frame_of(_NUMBER.pack(_STEP_TAG, number)) if is_plain else encode((number, command))
+    ):
+        return encode((number, command))
+    return _HEADER.pack(_NUMBER.size) + _NUMBER.pack(_STEP_TAG, number)
 
 
 def decode_command(body: memoryview) -> NumberedCommand:
@@ -262,13 +255,79 @@ def decode_command(body: memoryview) -> NumberedCommand:
     return command
 
 
-def compact_reply_frame(reply: Outcome) -> bytes | None:
-    """Return the compact frame of ``reply``; None where it has none."""
-    if type(reply) is not StepReply or reply.text_columns or reply.infos:
-        return None
-    return None if any(reply.final_infos.values()) else _REPLY_FRAME
+# --- replies ----------------------------------------------------------------------------
+# The endpoint decodes and forwards replies in its serving loop, while all other sessions wait.
+# Here, in the worker and under the request's deadline, large infos delay their own session only:
+# they become what a client would decode, within the limits of ``wire.rlmesh_v1.meta``.
+
+SMALL_BYTES = 2**16
+"""A frame up to this size is never slow to decode."""
+MAX_BYTES = 2**26
+"""Approximate byte limit for text, bytes and arrays in the infos, beyond twice an observation."""
+MAX_RESULT_BYTES = 2**24
+"""Approximate byte limit for text, bytes and arrays in the results of a call."""
+MAX_TEXT = 2**16
+"""Characters kept of an error's message, from its start, and of its traceback, from its end."""
+
+
+def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the frame of ``reply``, limited (``limit_reply``) if it would be large."""
+    if (
+        type(reply) is StepReply
+        and not (reply.text_columns or reply.infos)
+        and not any(reply.final_infos.values())
+    ):
+        return _REPLY_FRAME
+    try:
+        frame = encode(reply)
+        if len(frame) <= SMALL_BYTES:
+            return frame
+        reply = decode(frame)  # its objects are text now
+    except RecursionError:  # nested deeper than pickle can follow
+        pass
+    return encode(limit_reply(reply, max_bytes))
 
 
 def decode_reply(body: memoryview) -> Any:
     """Return the reply in the body of a frame; it may be a shared object, not to be changed."""
     return _REPLY if body == _REPLY_BODY else pickle.loads(body)
+
+
+def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
+    """Return a copy of ``reply`` with infos as a client decodes them.
+
+    Results of a call are returned whole, or as a Failure.
+
+    Args:
+        reply: The environment's reply; unchanged.
+        max_bytes: Byte limit for text, bytes and arrays in its infos together.
+    """
+    if isinstance(reply, Failure):
+        return dataclasses.replace(
+            reply, message=reply.message[:MAX_TEXT], debug_info=reply.debug_info[-MAX_TEXT:]
+        )
+    if not isinstance(reply, (CallReply, ResetReply, StepReply)):
+        return reply
+    # Late: it imports protobuf, which most workers do not need.
+    from rlmesh_ray.wire.rlmesh_v1 import meta
+
+    if isinstance(reply, CallReply):
+        # Twice, since one entry gets half of the budget.
+        budget = meta.MetaBudget(2 * MAX_RESULT_BYTES)
+        results = meta.as_decoded({"": list(reply.results)}, budget)[""]
+        if budget.left_out.keys() - {meta.TOO_DEEP}:
+            return Failure(
+                FailureKind.BAD_REQUEST,
+                f"it was called, but its result is larger than {MAX_RESULT_BYTES >> 20} MiB or "
+                f"{meta.MAX_NODES // 2} values; return less, or arrays in place of lists",
+            )
+        return CallReply(tuple(results))
+    budget = meta.MetaBudget(max_bytes)
+    infos = meta.as_decoded(reply.infos, budget)
+    if warnings_as_texts(reply.infos) is not reply.infos:
+        # Warnings, which are few, have another form in each dialect.
+        infos |= {key: reply.infos[key] for key in (WARNING_KEY, f"_{WARNING_KEY}")}
+    if isinstance(reply, ResetReply):
+        return dataclasses.replace(reply, infos=infos)
+    final_infos = {lane: meta.as_decoded(own, budget) for lane, own in reply.final_infos.items()}
+    return dataclasses.replace(reply, infos=infos, final_infos=final_infos)

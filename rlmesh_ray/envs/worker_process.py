@@ -18,9 +18,8 @@ from typing import Self
 
 from rlmesh_ray.envs import worker_guard
 from rlmesh_ray.envs.commands import (
-    CloseDirectReply,
     Command,
-    OpenDirectReply,
+    DirectReply,
     Outcome,
     Start,
     Started,
@@ -320,11 +319,8 @@ class WorkerProcess:
             return Failure(FailureKind.CRASHED, message, self._host.fault_log)
         except CodecError as error:
             return Failure(FailureKind.RAISED, f"{_UNREADABLE}: {error}")
-        match reply:
-            case OpenDirectReply():
-                self.buffers = self._direct_buffers
-            case CloseDirectReply():
-                self.buffers = self._own_buffers
+        if type(reply) is DirectReply:
+            self.buffers = self._direct_buffers if reply.is_open else self._own_buffers
         return reply
 
     def kill(self, *, spares_others: bool = False) -> None:

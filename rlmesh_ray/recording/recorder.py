@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.envs.commands import ResetReply
-from rlmesh_ray.envs.reply_limits import encode_reply
-from rlmesh_ray.envs.worker_channel import decode
+from rlmesh_ray.envs.worker_channel import decode, encode_reply
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions, picture_position
 from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.spaces.batch import Column, leaves

@@ -1,33 +1,38 @@
-"""DirectConnection: the client's end of a direct connection to the env worker.
+"""DirectConnection and DirectConnector: the client's end of a direct connection to the env worker.
 
-``transport.direct_frames`` has its messages, and when a request falls back to the Join stream.
+``transport.direct_sockets`` has its messages, and when a request falls back to the Join stream.
 """
 
+import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.options import SHARED_MEMORY
+from rlmesh_ray.errors import ConfigurationError, EndpointLostError, RlmeshError
+from rlmesh_ray.options import SHARED_MEMORY, TCP, allowed_transports
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport import direct_frames as frames
-from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport import tcp
-from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_bytes
 from rlmesh_ray.transport.tcp import Ticket
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
-AnswerT = TypeVar("AnswerT")
+_LOG = logging.getLogger(__name__)
+
 Pictures = tuple[NDArray[np.uint8], ...]
 """One picture per lane, ``(height, width, 3)``."""
 
@@ -38,6 +43,26 @@ _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
 IS_SUPPORTED = sys.platform == "linux"
 """Whether the system has abstract unix sockets that pass descriptors, and sealed memory."""
+
+
+_MAX_LOST, LOSSES_S = 3, 10.0
+"""Lost connections that are replaced at once within this time, or since a Reset."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""Pause after a failed attempt; each further failure doubles it."""
+_TICKET_TIMEOUT_S = 5.0
+_ATTEMPTS, _ATTEMPT_PAUSE_S = 3, 0.5
+"""How often an endpoint is asked that is too slow, where no other transport may be used."""
+_NO_MEMORY = (
+    "its shared memory is not accessible from here (it is on another machine or in another "
+    "container, or descriptors are short)"
+)
+_NO_TCP = (
+    "it accepts no direct TCP connections (they are disabled, its spaces have text, it uses TLS, "
+    "it listens on a unix socket, or it is behind a gateway)"
+)
+_AGAIN = " (it is tried again after a pause)"
+_warned_addresses: set[tuple[str, str]] = set()
+"""Addresses and kinds of reasons for which the log says that steps are gRPC messages."""
 
 
 class DirectConnection:
@@ -62,12 +87,12 @@ class DirectConnection:
         self._buffers = buffers
         self._contract = contract
         self.number = 0
-        """Number of the last step that was sent."""
+        """Number of the last request that was sent."""
         is_shared = worker.transport == SHARED_MEMORY
         # Without shared memory the arrays are sent after the headers.
-        self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
+        self._actions, results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
         self._header = memoryview(bytearray(frames.ANSWER.size))
-        self._incoming = frames.FrameReader(self._header, self._results)
+        self._frame = self._header, results
         self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
         """Held while the descriptors are in use, which another thread may close."""
@@ -97,19 +122,19 @@ class DirectConnection:
         Returns:
             The connection; None where it cannot be opened.
         """
-        where = wire.socket_address(name) if IS_SUPPORTED else None
-        if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
+        where = frames.socket_address(name) if IS_SUPPORTED else None
+        if where is None or len(session_id) != frames.SESSION_ID_BYTES or not session_id.isascii():
             return None
         descriptors: list[int] = []
         try:
             with socket.socket(socket.AF_UNIX) as broker:
                 broker.settimeout(_HELLO_TIMEOUT_S)
                 broker.connect(where)
-                broker.sendall(wire.HELLO.pack(session_id.encode(), timeout_ms))
-                answer, descriptors, _, _ = socket.recv_fds(broker, 1, wire.NUM_DESCRIPTORS)
+                broker.sendall(frames.HELLO.pack(session_id.encode(), timeout_ms))
+                answer, descriptors, _, _ = socket.recv_fds(broker, 1, frames.NUM_DESCRIPTORS)
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
-            if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
+            if answer != frames.ACCEPTED or not _are_safe(descriptors, contract):
                 return None
             buffers = StepBuffers(descriptors[0], contract)
             connection = socket.socket(fileno=descriptors.pop(1))
@@ -162,14 +187,21 @@ class DirectConnection:
         Raises:
             CodecError: A column of ``action`` does not fit its leaf; nothing was sent.
         """
-        self._write(action)
-        self.number = number
-        header = frames.REQUEST.pack(number, timeout_ms, self._actions.nbytes)
-        try:
-            with self._receiving:
-                self.worker_socket.send(header, self._actions)
-        except OSError:
-            self.close()
+        targets = self._buffers.actions
+        misfits = [
+            column
+            for column, target in zip(action, targets, strict=False)
+            if isinstance(column, tuple)
+            or isinstance(target, tuple)
+            or column.dtype != target.dtype
+            or column.shape != target.shape
+        ]
+        if misfits or len(action) != len(targets):
+            # Raises CodecError, unless only the byte order differs.
+            values.encode_batch(self._contract.action_space, action, self._contract.num_envs)
+        for target, column in zip(targets, action, strict=True):
+            target[...] = column  # type: ignore[index]  # spaces with text have no direct connection
+        self._send(number, timeout_ms, self._actions.nbytes, self._actions)
 
     @property
     def action(self) -> list[Column]:
@@ -182,47 +214,35 @@ class DirectConnection:
             A JoinResponse with the parts of the answer that are not in the step buffers, or empty
             bytes without any. None: send the same request, under its id, on the Join stream.
         """
-        return self._answer(timeout_s, self._receive)
+        message = self._receive_message(timeout_s)
+        return None if message is None else message.tobytes()
 
     def render(self, number: int, timeout_ms: int, timeout_s: float) -> Pictures | None:
         """Return pictures of all lanes, over shared memory; None: as for ``receive``."""
-        self.number = number
-        try:
-            with self._receiving:
-                self.worker_socket.send(frames.REQUEST.pack(number, timeout_ms, frames.RENDER))
-        except OSError:
-            self.close()
-        return self._answer(timeout_s, self._receive_pictures)
-
-    def _answer(self, timeout_s: float, receive: Callable[[int, float], AnswerT]) -> AnswerT | None:
-        with self._receiving:
-            if not self.is_open:
-                return None
-            end_s = time.monotonic() + timeout_s
-            try:
-                number, kind, size = self._receive_frame(end_s)
-                if kind == frames.DONE and number == self.number:
-                    return receive(size, end_s)
-                if kind == frames.FALL_BACK and number == self.number:
-                    return None
-            except OSError:  # or TimeoutError
-                pass  # the worker died, or the endpoint disconnected: the Join stream says why
+        self._send(number, timeout_ms, frames.RENDER)
+        message = self._receive_message(timeout_s)
+        if message is None:
+            return None
+        start, num_lanes = frames.PICTURE_SIZE.size, self._contract.num_envs
+        height, width = (
+            frames.PICTURE_SIZE.unpack_from(message.data) if len(message) >= start else (0, 0)
+        )
+        if len(message) != start + num_lanes * height * width * 3:
             self.close()
             return None
+        return tuple(message[start:].reshape(num_lanes, height, width, 3))
 
-    def observation(self) -> list[Column]:
-        """Return copies of the observations of the last step."""
-        return [
+    def result(self) -> tuple[list[Column], StepArrays]:
+        """Return copies of the observations of the last step, and of its rewards and flags."""
+        observation = [
             column if isinstance(column, tuple) else np.array(column)
             for column in self._buffers.observations
         ]
-
-    def results(self) -> StepArrays:
-        """Return copies of the rewards and flags of the last step."""
         results = self._buffers.results
-        return StepArrays(
-            results.rewards.copy(), _flags(results.terminated), _flags(results.truncated)
-        )
+        # Nonzero means set, but a NumPy bool must be 0 or 1.
+        terminated = np.not_equal(results.terminated.view(np.uint8), 0)
+        truncated = np.not_equal(results.truncated.view(np.uint8), 0)
+        return observation, StepArrays(results.rewards.copy(), terminated, truncated)
 
     @property
     def is_open(self) -> bool:
@@ -234,85 +254,81 @@ class DirectConnection:
         with self._receiving:
             self.worker_socket.close()
 
-    def _write(self, action: Sequence[Column]) -> None:
-        targets = self._buffers.actions
-        if len(action) != len(targets) or not all(map(_fits, action, targets)):
-            # Raises CodecError, unless only the byte order differs.
-            values.encode_batch(self._contract.action_space, action, self._contract.num_envs)
-        for target, column in zip(targets, action, strict=True):
-            target[...] = column  # type: ignore[index]  # spaces with text have no direct connection
-
-    def _receive_frame(self, end_s: float) -> tuple[int, int, int]:
-        """Receive an answer; return its number, its kind and the size of its message.
-
-        Raises:
-            TimeoutError: It has not arrived by ``end_s`` of the monotonic clock.
-            OSError: Either end is closed, or the bytes are no answer.
-        """
-        self._incoming.num_received = 0
-        while self._incoming.num_received < frames.ANSWER.size:
-            self._receive_part(end_s)
-        number, kind, size, num_bytes = frames.ANSWER.unpack(self._header)
-        if kind == frames.DONE:
-            if num_bytes != self._results.nbytes or size > self._most_bytes:
-                raise ConnectionAbortedError("the answer has a wrong size")
-            while not self._incoming.is_complete:
-                self._receive_part(end_s)
-        return number, kind, size
-
-    def _receive_part(self, end_s: float) -> None:
-        if not self._incoming.num_received:
-            # Before reading: later data sets the eventfd again. It may still be set for an earlier
-            # answer, which was read before the worker had written to the eventfd.
-            self.worker_socket.clear()
+    def _send(
+        self, number: int, timeout_ms: int, size: int, actions: memoryview = _NOTHING
+    ) -> None:
+        self.number = number
         try:
-            self._incoming.receive(self.worker_socket.connection)
-        except BlockingIOError:
-            self._wait_for_more(end_s)
+            with self._receiving:
+                self.worker_socket.send(frames.REQUEST.pack(number, timeout_ms, size), actions)
+        except OSError:
+            self.close()
 
-    def _wait_for_more(self, end_s: float) -> None:
-        wakeup = None if self._incoming.num_received else self.wakeup
-        descriptor = self.worker_socket.connection.fileno() if wakeup is None else wakeup.eventfd
-        peers = () if wakeup is None else (wakeup.peer,)
-        left_s = max(0.0, end_s - time.monotonic())
-        if not self._poller.wait_readable(descriptor, peers=peers, timeout_s=left_s):
-            raise TimeoutError
+    def _receive_message(self, timeout_s: float) -> NDArray[np.uint8] | None:
+        """Wait for the answer to the last request; return its message, and fill the step buffers.
 
-    def _receive(self, size: int, end_s: float) -> bytes:
-        """Return the next ``size`` bytes.
+        None: the same request has to be sent on the Join stream.
+        """
+        with self._receiving:
+            if self.worker_socket.wakeup is None:
+                return None
+            end_s = time.monotonic() + timeout_s
+            header_bytes = frames.ANSWER.size
+            try:
+                num_received = self._receive_parts(self._frame, 0, header_bytes, end_s)
+                number, kind, size, num_bytes = frames.ANSWER.unpack(self._header)
+                if number == self.number and kind == frames.FALL_BACK:
+                    return None
+                has_right_size = num_bytes == self._frame[1].nbytes and size <= self._most_bytes
+                if number == self.number and kind == frames.DONE and has_right_size:
+                    if num_received < header_bytes + num_bytes:
+                        self._receive_parts(
+                            self._frame, num_received, header_bytes + num_bytes, end_s
+                        )
+                    message = np.empty(size, np.uint8)
+                    if size:  # few steps have a message
+                        whole = self._header, message.data
+                        self._receive_parts(whole, header_bytes, header_bytes + size, end_s)
+                    return message
+            except OSError:  # or TimeoutError
+                pass  # the worker died, or the endpoint disconnected: the Join stream says why
+            self.close()
+            return None
+
+    def _receive_parts(
+        self, places: Sequence[memoryview], num_received: int, num_wanted: int, end_s: float
+    ) -> int:
+        """Receive into ``places`` until ``num_wanted`` bytes have come; return how many have.
+
+        Args:
+            places: The header of an answer, and what follows it.
+            num_received: How many bytes of ``places`` have come before.
+            num_wanted: At most all.
+            end_s: Until when, by the monotonic clock.
 
         Raises:
-            TimeoutError: They have not arrived by ``end_s`` of the monotonic clock.
+            TimeoutError: They have not arrived by ``end_s``.
             OSError: Either end is closed.
         """
-        if not size:  # as of most steps
-            return b""
-        data = bytearray(size)
-        self._fill(memoryview(data), end_s)
-        return bytes(data)
-
-    def _receive_pictures(self, size: int, end_s: float) -> Pictures:
-        """Return the pictures in the next ``size`` bytes; see ``_receive``."""
-        height, width = frames.PICTURE_SIZE.unpack(self._receive(frames.PICTURE_SIZE.size, end_s))
-        num_lanes = self._contract.num_envs
-        if size != frames.PICTURE_SIZE.size + num_lanes * height * width * 3:
-            raise ConnectionAbortedError("the pictures have a wrong size")
-        pictures = tuple(np.empty((height, width, 3), np.uint8) for _ in range(num_lanes))
-        for picture in pictures:
-            self._fill(picture.reshape(-1).data, end_s)
-        return pictures
-
-    def _fill(self, place: memoryview, end_s: float) -> None:
-        reader = frames.FrameReader(place)
-        while not reader.is_complete:
+        worker = self.worker_socket
+        while num_received < num_wanted:
             try:
-                reader.receive(self.worker_socket.connection)
+                num_received += worker.receive(places, num_received)
+                continue
             except BlockingIOError:
-                self._wait_for_more(end_s)
+                pass
+            # For the rest of an answer the worker does not write to the eventfd again.
+            wakeup = None if num_received else worker.wakeup
+            descriptor = worker.connection.fileno() if wakeup is None else wakeup.eventfd
+            peers = () if wakeup is None else (wakeup.peer,)
+            left_s = max(0.0, end_s - time.monotonic())
+            if not self._poller.wait_readable(descriptor, peers=peers, timeout_s=left_s):
+                raise TimeoutError
+        return num_received
 
 
 def is_reachable(name: str) -> bool:
-    where = wire.socket_address(name) if IS_SUPPORTED else None
+    where = frames.socket_address(name) if IS_SUPPORTED else None
     if where is None:
         return False
     with socket.socket(socket.AF_UNIX) as broker:
@@ -320,23 +336,242 @@ def is_reachable(name: str) -> bool:
         return broker.connect_ex(where) == 0
 
 
-def _fits(column: Column, target: Column) -> bool:
-    if isinstance(column, tuple) or isinstance(target, tuple):
-        return False
-    return column.dtype == target.dtype and column.shape == target.shape
-
-
-def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    # Nonzero means set, but a NumPy bool must be 0 or 1.
-    return np.not_equal(shared.view(np.uint8), 0)
-
-
 def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
     """Return whether the descriptors are complete and their memory is large enough and sealed."""
     import fcntl  # not available on Windows
 
-    if len(descriptors) != wire.NUM_DESCRIPTORS:
+    if len(descriptors) != frames.NUM_DESCRIPTORS:
         return False
     memory = descriptors[0]
     is_large_enough = os.fstat(memory).st_size >= size_bytes(contract)
     return is_large_enough and bool(fcntl.fcntl(memory, _GET_SEALS) & _SHRINK_SEAL)
+
+
+class DirectConnector:
+    """Opens a session's direct connection as soon as possible, and again after its loss.
+
+    A shared-memory connection is ready for the next step. TCP connections are opened in a thread,
+    so that no step waits, unless ``transport`` requires them. After a failed attempt, and after
+    repeated losses, the next attempt follows after a pause.
+
+    Args:
+        offered: The endpoint's capabilities.
+        session_id: The session id from the handshake.
+        contract: The session's contract.
+        timeout_ms: Timeout of a step.
+        address: The endpoint's address.
+        transport: See ``RemoteEnv``.
+        request_ticket: Requests a ticket from the endpoint, with a timeout in seconds.
+
+    Raises:
+        ConfigurationError: The required transport is not available.
+    """
+
+    def __init__(
+        self,
+        offered: Mapping[str, str],
+        session_id: str,
+        contract: EnvContract,
+        timeout_ms: int,
+        address: str,
+        *,
+        transport: str,
+        request_ticket: Callable[[float], Ticket],
+    ) -> None:
+        wanted = allowed_transports(transport)
+        self._session_id = session_id
+        self._contract = contract
+        self._timeout_ms = timeout_ms
+        self._address = address
+        self._request_ticket = request_ticket
+        self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
+        self._host = parse_address(address).host
+        can_dial = TCP in wanted and tcp.IS_SUPPORTED and self._host
+        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
+        self._is_required = len(wanted) == 1
+        if self._is_required:
+            _require(transport, self._name, self._port, address)
+        self._is_closed = self._is_dialing = False
+        self._has_lanes = False
+        self._direct: DirectConnection | None = None
+        self._due_s = 0.0
+        self._why_none = ""
+        self._num_failed = 0
+        """Failed attempts since the last connection."""
+        self._lost_s: deque[float] = deque(maxlen=_MAX_LOST)
+        # Guards the state, which the connecting thread and any caller change.
+        self._lock = threading.Lock()
+        if not (self._name or self._port):
+            self._is_closed = True
+            if wanted and session_id:
+                self._log_once(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the next attempt waits for a Reset or the end of a pause."""
+        return not (self._is_closed or self._is_dialing) and self._direct is None
+
+    @property
+    def is_open(self) -> bool:
+        return self._direct is not None and self._direct.is_open
+
+    @property
+    def transport(self) -> str:
+        """Present transport of steps: ``"shared_memory"``, ``"tcp"`` or ``"grpc"``."""
+        return self._direct.transport if self._direct is not None and self.is_open else "grpc"
+
+    def on_lanes_reset(self) -> None:
+        """Note a successful Reset: the session has a worker, perhaps a new one."""
+        if self._direct is not None and not self._direct.is_open:
+            self._lose()
+        self._has_lanes = True
+        self._lost_s.clear()
+        # Not after failures: episodes may be short, and each would cost an attempt.
+        if self._is_required or not self._num_failed:
+            self._due_s = 0.0
+
+    def on_lanes_lost(self) -> None:
+        """Note that the lanes need a Reset, before which the endpoint opens no connection."""
+        self._has_lanes = False
+
+    def connection(self) -> DirectConnection | None:
+        """Return the direct connection, which may be opened for it; None: use the Join stream.
+
+        Raises:
+            EndpointLostError: The transport is required, and the connection cannot be opened.
+        """
+        direct = self._direct
+        if direct is not None:
+            if direct.is_open:
+                return direct
+            self._lose()
+        is_due = self._has_lanes and not self._is_closed and time.monotonic() >= self._due_s
+        if is_due and self._is_waiting:
+            self._try()
+        if self._is_required and self._is_waiting and self._has_lanes:
+            remedy = "leave transport out to use any transport"
+            raise EndpointLostError(f"{self._why_none}; {remedy}", self._address)
+        return self._direct
+
+    def _lose(self) -> None:
+        """Note the loss of the connection; it counts unless the lanes were lost with it."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._direct is None:
+                return
+            self._direct, self._due_s = None, now_s
+            if not self._has_lanes:
+                return
+            if len(self._lost_s) == _MAX_LOST:
+                self._due_s = max(now_s, self._lost_s[0] + LOSSES_S)
+            self._lost_s.append(now_s)
+        if self._due_s > now_s:
+            self._why_none = (
+                f"the direct connection was lost again and again ({_MAX_LOST + 1} times)"
+            )
+            self._log_once(logging.WARNING, f"{self._why_none}{_AGAIN}", "lost")
+
+    def _try(self) -> None:
+        if self._name:
+            direct = DirectConnection.open_shared_memory(
+                self._name,
+                self._session_id,
+                self._timeout_ms,
+                self._contract,
+            )
+            if direct is not None:
+                self._opened(direct)
+                return
+        if not self._port:
+            self._failed(_NO_MEMORY if self._is_required else f"{_NO_MEMORY}, and {_NO_TCP}")
+        elif self._is_required:
+            self._open_tcp()
+        else:
+            with self._lock:
+                if not self._is_waiting:
+                    return
+                self._is_dialing = True  # in a thread
+            try:
+                threading.Thread(target=self._open_tcp, name="rlmesh-ray-dial", daemon=True).start()
+            except RuntimeError as error:
+                self._failed(f"no direct TCP connection: {error}")
+
+    def _open_tcp(self) -> None:
+        for num_left in reversed(range(_ATTEMPTS if self._is_required else 1)):
+            try:
+                direct = DirectConnection.open_tcp(
+                    self._host,
+                    self._port,
+                    self._request_ticket(_TICKET_TIMEOUT_S),
+                    self._timeout_ms,
+                    self._contract,
+                )
+            except Exception as error:  # noqa: BLE001  # after any error steps use the Join stream
+                if isinstance(error, ConnectionAbortedError) and num_left:
+                    time.sleep(_ATTEMPT_PAUSE_S)  # the endpoint was too slow
+                    continue
+                is_known = isinstance(error, (OSError, RlmeshError))
+                why = str(error) if is_known else f"{type(error).__name__}: {error}"
+                self._failed(f"no direct TCP connection to {self._host}, port {self._port}: {why}")
+            else:
+                self._opened(direct)
+            return
+
+    def _opened(self, direct: DirectConnection) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_dialing, self._direct = False, direct
+                self._why_none, self._num_failed = "", 0
+                return
+        direct.close()
+
+    def _failed(self, why: str) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            pause_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _LONGEST_PAUSE_S)
+            self._num_failed = min(self._num_failed + 1, 10)
+            self._due_s = time.monotonic() + pause_s
+            self._is_dialing, self._why_none = False, why
+        self._log_once(logging.WARNING, f"{why}{_AGAIN}", "failed")
+
+    def _log_once(self, level: int, why: str, kind: str) -> None:
+        """Log why steps use the Join stream, once for each address and kind of reason."""
+        if not self._is_required and (self._address, kind) not in _warned_addresses:
+            _warned_addresses.add((self._address, kind))
+            _LOG.log(
+                level, "steps go to %s as gRPC messages, which are slower: %s", self._address, why
+            )
+
+    def close(self) -> None:
+        """Close the connection, and open no other. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
+
+
+def _port(text: str) -> int:
+    """Return the port in a capability's value; 0 where it is none."""
+    is_number = text.isdecimal() and text.isascii() and len(text) <= len("65535")
+    return int(text) if is_number and int(text) < 2**16 else 0
+
+
+def _require(transport: str, name: str, port: int, address: str) -> None:
+    if transport == TCP:
+        if not port:
+            raise ConfigurationError(
+                f"transport='tcp' at {address}: {_NO_TCP}; leave transport out to use another"
+            )
+        return
+    if not name:
+        raise ConfigurationError(
+            f"{address} offers no shared memory: it is disabled, its spaces have text, or it "
+            "does not run on Linux; leave transport out to use another"
+        )
+    if not is_reachable(name):
+        raise ConfigurationError(
+            f"{address} is in another container or on another machine, and shares no memory with "
+            "this process; leave transport out to use another"
+        )

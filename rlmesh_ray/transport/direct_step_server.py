@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rlmesh_ray.protocol.env_session import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.validation import warnings_as_texts
-from rlmesh_ray.transport import direct_frames as frames
+from rlmesh_ray.transport import direct_sockets as frames
+from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from rlmesh_ray.transport.session_progress import SessionProgress
-from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
@@ -52,15 +52,17 @@ class DirectStepServer:
         """The connected socket."""
         self._results = buffers.results
         # Without shared memory the arrays are sent after the headers.
-        is_shared = isinstance(client, EventfdSocket)
-        self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
-        self._is_shared = is_shared
-        if is_shared:  # a stopped client must not hold the process of other sessions
+        self._is_shared = isinstance(client, EventfdSocket)
+        self._targets, self._answers = (
+            (_NOTHING, _NOTHING) if self._is_shared else buffers.sent_parts
+        )
+        if self._is_shared:  # a stopped client must not hold the process of other sessions
             client.limit_sending(_SEND_TIMEOUT_S)
         # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST.size))
-        self._request = frames.FrameReader(self._header, self._actions)
+        self._num_received = 0
+        """Bytes of the present request."""
         self._progress = progress
         self._tag_arrays = tag_arrays
         # The endpoint creates the ids.
@@ -89,16 +91,16 @@ class DirectStepServer:
             whole request.
         """
         try:
-            self.client.clear()
-            self._request.receive(self.client.connection)
+            places = self._header, self._actions
+            self._num_received += self.client.receive(places, self._num_received)
         except BlockingIOError:
             return None  # nothing has arrived
         except OSError as error:
             self._end(error)
             return None
-        if not self._request.is_complete:
+        if self._num_received < frames.REQUEST.size + self._actions.nbytes:
             return None
-        self._request.num_received = 0
+        self._num_received = 0
         number, timeout_ms, num_bytes = frames.REQUEST.unpack(self._header)
         is_render = num_bytes == frames.RENDER and self._is_shared
         if not is_render and num_bytes != self._actions.nbytes:
@@ -113,46 +115,32 @@ class DirectStepServer:
         return number, min(timeout_ms, LARGEST), is_render
 
     def load(self) -> None:
+        """Write the actions of the request into the step buffers, before its step."""
         self._targets[:] = self._actions
 
-    def answer(self, number: int, body: bytes | None) -> None:
-        """Answer a step.
+    def answer(
+        self, number: int, message: bytes | None, pictures: Sequence[NDArray[np.uint8]] = ()
+    ) -> None:
+        """Answer a request.
 
         Args:
             number: Its number.
-            body: From ``body``; None: the answer is FALL_BACK.
+            message: From ``message``, or the size of the pictures; None: the answer is FALL_BACK.
+            pictures: One per lane, ``(height, width, 3)``, all of one size.
         """
         try:
-            if body is None:
+            if message is None:
                 self.client.send(frames.ANSWER.pack(number, frames.FALL_BACK, 0, 0))
                 return
-            header = frames.ANSWER.pack(number, frames.DONE, len(body), self._answers.nbytes)
-            self.client.send(header, self._answers, body)
+            size = len(message) + sum([picture.nbytes for picture in pictures])
+            header = frames.ANSWER.pack(number, frames.DONE, size, self._answers.nbytes)
+            self.client.send(header, self._answers, message)
+            for picture in pictures:  # one after the other: together they would be copied once more
+                self.client.connection.sendall(np.ascontiguousarray(picture).data)
         except OSError as error:  # also BlockingIOError: the client does not take the answer
             self._end(error)
 
-    def send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
-        """Answer a Render.
-
-        Args:
-            number: Its number.
-            pictures: One per lane, ``(height, width, 3)``, all of one size; empty: the answer is
-                FALL_BACK.
-        """
-        if not pictures:
-            self.answer(number, None)
-            return
-        height, width, _ = pictures[0].shape
-        size = frames.PICTURE_SIZE.size + sum(picture.nbytes for picture in pictures)
-        header = frames.ANSWER.pack(number, frames.DONE, size, 0)
-        try:
-            self.client.send(header, frames.PICTURE_SIZE.pack(height, width))
-            for picture in pictures:  # one after the other: together they would be copied once more
-                self.client.connection.sendall(np.ascontiguousarray(picture).data)
-        except OSError as error:
-            self._end(error)
-
-    def body(self, number: int, infos: Infos, final_infos: Mapping[int, Infos]) -> bytes:
+    def message(self, number: int, infos: Infos, final_infos: Mapping[int, Infos]) -> bytes:
         """Return the JoinResponse with infos and records of a step; empty without any.
 
         Args:

@@ -53,13 +53,10 @@ class WorkerSide:
 
     def decide(self, number: int) -> ExecutionDecision:
         """Return what to do with a request that the endpoint has forwarded."""
-        if number == self.progress.begun + 1:
+        last = self.progress.begun
+        if number == last + 1:
             return ExecutionDecision.EXECUTE
-        return (
-            ExecutionDecision.RESEND_ANSWER
-            if number == self.progress.begun
-            else ExecutionDecision.REFUSE
-        )
+        return ExecutionDecision.RESEND_ANSWER if number == last else ExecutionDecision.REFUSE
 
     def executes_direct(self, number: int) -> bool:
         """Return whether to execute a step from the direct connection; else answer FALL_BACK."""

@@ -199,7 +199,7 @@ class SessionProgress:
             truncated: ``(num_lanes,)``.
             lanes: The stepped lanes; empty: all.
         """
-        counts = self.now
+        counts = self._counts[self._fields[_BEGUN] % 2]
         if self._num_tracked < 0:
             self._num_tracked = int(np.count_nonzero(counts.is_tracked))
         if not self._num_tracked:

@@ -1,6 +1,6 @@
 """The direct TCP transport: handshake of the capability ``rlmesh_ray.direct_tcp.v1``, and socket.
 
-It makes a direct connection (``direct_frames``) between a client and its env worker on different
+It makes a direct connection (``direct_sockets``) between a client and its env worker on different
 machines. The capability's value is a port on the endpoint's host. For each connection the client
 requests a ticket by gRPC, which lets it attach once, within 30 seconds. Both sides prove that they
 have its key, not sending it:
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
-from rlmesh_ray.transport.direct_frames import DirectSocket, send_all
+from rlmesh_ray.transport.direct_sockets import DirectSocket, rest_of
 
 PROTOCOL = b"rlmesh-ray-tcp1\n"
 KEY_BYTES = 32
@@ -172,10 +172,11 @@ class TcpSocket(DirectSocket):
         Raises:
             OSError: Either end is closed.
         """
-        send_all(self.connection, parts)
-
-    def clear(self) -> None:
-        """Do nothing: the socket stays readable until its data is read."""
+        views = [memoryview(part) for part in parts]
+        num_wanted = sum([view.nbytes for view in views])
+        num_sent = self.connection.sendmsg(views)
+        while num_sent < num_wanted:
+            num_sent += self.connection.sendmsg(list(rest_of(views, num_sent)))
 
 
 def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport.direct_connection import DirectConnector
 from tests.chaos import driver
 from tests.chaos.trials import ROWS, run
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmesh_ray.options import SHARED_MEMORY, TCP
-from rlmesh_ray.transport import direct_connector
+from rlmesh_ray.transport import direct_connection
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from tests.chaos.chain_variants import give_order
 from tests.chaos.driver import Driver
@@ -60,19 +60,19 @@ class OpenDirectConnections:
     def watched(self) -> Iterator["OpenDirectConnections"]:
         """Take notice of all that are opened meanwhile."""
         begin: Any = DirectConnection.__init__
-        losses_s = direct_connector.LOSSES_S
+        losses_s = direct_connection.LOSSES_S
 
         def noting(direct: DirectConnection, *arguments: Any, **named: Any) -> None:
             begin(direct, *arguments, **named)
             self._known.add(direct)
 
         DirectConnection.__init__ = noting  # type: ignore[method-assign,assignment]
-        direct_connector.LOSSES_S = 0.0  # faults come more often than in life
+        direct_connection.LOSSES_S = 0.0  # faults come more often than in life
         try:
             yield self
         finally:
             DirectConnection.__init__ = begin  # type: ignore[method-assign]
-            direct_connector.LOSSES_S = losses_s
+            direct_connection.LOSSES_S = losses_s
 
     def num_sent(self) -> dict[DirectConnection, int]:
         """Return the number of the last step that each open one has sent."""

@@ -30,8 +30,8 @@ from rlmesh_ray.server.env.data_address import bound_sockets
 from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.transport import direct_connector, tcp
-from rlmesh_ray.transport import direct_frames as frames
+from rlmesh_ray.transport import direct_connection, tcp
+from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
@@ -70,7 +70,7 @@ def server() -> Iterator[EnvServer]:
 
 @pytest.fixture(autouse=True)
 def _no_peer_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_connector, "_warned_addresses", set())
+    monkeypatch.setattr(direct_connection, "_warned_addresses", set())
 
 
 def test_steps_take_a_connection_as_soon_as_there_is_one_and_wait_for_none() -> None:
@@ -285,7 +285,7 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         client.step(NOTHING)
         return bool(caplog.messages)
 
-    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
+    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connection"):
         assert eventually(has_reported)
         client.reset()
         client.step(NOTHING)
@@ -323,7 +323,7 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
     with (
         EnvServer(Lifelike, transport="tcp") as server,
         GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
-        caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"),
+        caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connection"),
     ):
         with pytest.raises(ConfigurationError, match="it is behind a gateway"):
             EnvClient(ConnectOptions(gateway.address), transport="tcp")

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlmesh_ray.client.env.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
 from rlmesh_ray.polling import AdaptivePoller
-from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
@@ -83,13 +83,13 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     were_open: list[bool] = []
-    clear = EventfdSocket.clear
+    receive = EventfdSocket.receive
 
-    def note(socket: EventfdSocket) -> None:
+    def note(socket: EventfdSocket, places: Sequence[memoryview], num_received: int) -> int:
         were_open.append(socket.connection.fileno() >= 0)
-        clear(socket)
+        return receive(socket, places, num_received)
 
-    monkeypatch.setattr(EventfdSocket, "clear", note)
+    monkeypatch.setattr(EventfdSocket, "receive", note)
     with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()

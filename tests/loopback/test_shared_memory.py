@@ -30,8 +30,7 @@ from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.server.env import connection_broker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import direct_frames as frames
-from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, served, session
@@ -54,7 +53,7 @@ def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the
 
     def to_no_peer(to: socket.socket, data: list[bytes], *rest: Any) -> int:
         nonlocal num_left
-        if data == [wire.ACCEPTED] and num_left:
+        if data == [frames.ACCEPTED] and num_left:
             num_left -= 1
             raise BrokenPipeError
         return send_fds(to, data, *rest)
@@ -81,7 +80,7 @@ def test_a_worker_that_was_given_a_direct_connection_too_late_goes_on_without_it
         client = EnvClient(ConnectOptions(server.address))
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         os.kill(pid, signal.SIGSTOP)
-        assert greet(server, client, timeout_ms=50) == (wire.REFUSED, [])
+        assert greet(server, client, timeout_ms=50) == (frames.REFUSED, [])
         os.kill(pid, signal.SIGCONT)
 
         assert [array(client.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
@@ -186,12 +185,12 @@ def test_the_block_is_sealed() -> None:
 
 def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
-    return come(server, wire.HELLO.pack(client.session_id.encode(), timeout_ms))
+    return come(server, frames.HELLO.pack(client.session_id.encode(), timeout_ms))
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
     name = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SHARED_MEMORY]
-    where = wire.socket_address(name)
+    where = frames.socket_address(name)
     assert where is not None
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(20.0)
@@ -205,8 +204,8 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
 @pytest.mark.parametrize(
     "greeting",
     [
-        wire.HELLO.pack(b"0" * 32, 1000),
-        b"\xff" * wire.HELLO.size,
+        frames.HELLO.pack(b"0" * 32, 1000),
+        b"\xff" * frames.HELLO.size,
         b"GET / HTTP/1.1\r\n\r\n",
         b"",
     ],
@@ -215,7 +214,7 @@ def test_strangers_get_nothing_at_the_broker(lifelike: EnvServer, greeting: byte
     with session(lifelike) as client:
         answer, descriptors = come(lifelike, greeting)
 
-        assert (answer, descriptors) in [(wire.REFUSED, []), (b"", [])]
+        assert (answer, descriptors) in [(frames.REFUSED, []), (b"", [])]
         client.step(NOTHING)
 
 
@@ -224,7 +223,7 @@ def test_a_session_that_is_over_gets_nothing_at_the_broker(lifelike: EnvServer) 
     client.reset()
     client.close()
 
-    assert greet(lifelike, client) == (wire.REFUSED, [])
+    assert greet(lifelike, client) == (frames.REFUSED, [])
 
 
 def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it(
@@ -246,7 +245,7 @@ def test_a_session_without_a_reset_gets_nothing_at_the_broker(lifelike: EnvServe
     client = EnvClient(ConnectOptions(lifelike.address))
     client.render()
 
-    assert greet(lifelike, client) == (wire.REFUSED, [])
+    assert greet(lifelike, client) == (frames.REFUSED, [])
     client.close()
 
 
@@ -380,7 +379,7 @@ def silent_connections(server: EnvServer, count: int) -> Iterator[list[socket.so
 
 def socket_for_direct_connections(server: EnvServer) -> bytes:
     name = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SHARED_MEMORY]
-    where = wire.socket_address(name)
+    where = frames.socket_address(name)
     assert where is not None
     return where
 

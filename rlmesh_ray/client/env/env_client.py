@@ -68,8 +68,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions, as_sizes
-from rlmesh_ray.transport.direct_connection import DirectConnection, Pictures
-from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport.direct_connection import DirectConnection, DirectConnector, Pictures
 from rlmesh_ray.transport.exactly_once import ClientSide
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, transport_v1
@@ -747,10 +746,10 @@ class EnvClient:
                 done.infos,
                 done.episode_ids,
             )
-        results = direct.results()
+        observation, results = direct.result()
         self._has_ended = 1 in results.terminated.tobytes() + results.truncated.tobytes()
         return StepResult(
-            direct.observation(),
+            observation,
             results.rewards,
             results.terminated,
             results.truncated,

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.server.env.lane_session import LaneSession
-from rlmesh_ray.transport import shared_memory, tcp
+from rlmesh_ray.transport import direct_sockets, tcp
 from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ConnectionBroker:
         endpoint: str = "",
     ) -> None:
         self._name = (
-            secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
+            secrets.token_hex(direct_sockets.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
         )
         self._sockets, self._port = sockets, port
         self.sessions: dict[str, LaneSession] = {}
@@ -85,7 +85,7 @@ class ConnectionBroker:
     async def start(self) -> None:
         if self._name:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())
+            listener.bind(direct_sockets.SOCKET_PREFIX + self._name.encode())
             self._listeners.append(
                 AuthenticatingListener(listener, self._accept_local, "shared memory")
             )
@@ -137,15 +137,15 @@ class ConnectionBroker:
         self, client: socket.socket, mark_authenticated: Callable[[], object]
     ) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            data = await read_exactly(client, shared_memory.HELLO.size)
+            data = await read_exactly(client, direct_sockets.HELLO.size)
         mark_authenticated()
-        session_id, timeout_ms = shared_memory.HELLO.unpack(data)
+        session_id, timeout_ms = direct_sockets.HELLO.unpack(data)
         direct = await self._open_once(session_id.decode("ascii", "replace"), timeout_ms, None)
         if direct is None:
-            client.send(shared_memory.REFUSED)
+            client.send(direct_sockets.REFUSED)
             return
         try:
-            direct.send_descriptors(client, shared_memory.ACCEPTED)
+            direct.send_descriptors(client, direct_sockets.ACCEPTED)
         except OSError:
             direct.disconnect()
             raise

@@ -14,8 +14,8 @@ from typing import Any, Self
 from rlmesh_ray.envs.commands import (
     CloseDirectCommand,
     Command,
+    DirectReply,
     OpenDirectCommand,
-    OpenDirectReply,
     Outcome,
     ResetReply,
     SetEpisodesCommand,
@@ -481,7 +481,7 @@ class SessionWorker:
         # As long as a step may take: a worker that is paused for less costs nothing.
         command = OpenDirectCommand(tag_arrays, direct.num_descriptors)
         reply = await self.call_after_step(command, timeout_ms)
-        if not isinstance(reply, OpenDirectReply):
+        if not isinstance(reply, DirectReply):
             if isinstance(reply, Failure) and reply.kind is FailureKind.BAD_REQUEST:
                 self.warn("no direct connection for a session: %s", reply.message)
             direct.disconnect()

@@ -197,17 +197,17 @@ def test_under_warn_a_reward_that_is_not_finite_is_delivered_warned_about_once_a
     host.reset(ResetCommand())
     step(host, buffers, np.array([0, 0]))
     replies = [step(host, buffers, np.array([0, 0]))]
-    counted = [host.take_num_deviations()]
+    counted = [host.warnings.num_found]
     bad = buffers.results.rewards[1]
     host.reset(ResetCommand())
     for _ in range(2):
         replies.append(step(host, buffers, np.array([0, 0])))
-        counted.append(host.take_num_deviations())
+        counted.append(host.warnings.num_found)
 
     warning = ConformanceWarning("reward", "range", "", f"{text} is not finite (lane 1)")
     assert str(bad) == text
     assert [warnings_of(reply, 1) for reply in replies] == [[warning], [], []]
-    assert counted == [1, 0, 1]
+    assert counted == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("fault", "text"), BAD_REWARDS)
@@ -364,11 +364,11 @@ def test_a_reward_of_a_lane_that_is_not_stepped_is_not_looked_at() -> None:
     )
     host.reset(ResetCommand())
     first = host.step(StepCommand((), (0,)))
-    num_found = host.take_num_deviations()
+    num_found = host.warnings.num_found
     other = host.step(StepCommand((), (1,)))
 
     assert isinstance(first, StepReply)
-    assert (num_found, host.take_num_deviations()) == (1, 0)
+    assert (num_found, host.warnings.num_found) == (1, 1)
     assert other == StepReply({})
     assert np.isnan(buffers.results.rewards[0])
 

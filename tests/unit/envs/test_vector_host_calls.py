@@ -12,9 +12,8 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from rlmesh_ray.envs.commands import CallCommand, CallReply
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
-from rlmesh_ray.envs.reply_limits import MAX_RESULT_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import VectorHost
-from rlmesh_ray.envs.worker_channel import encode
+from rlmesh_ray.envs.worker_channel import MAX_RESULT_BYTES, encode, encode_reply, limit_reply
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.validation import ValidationMode

@@ -6,7 +6,7 @@
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.transport.direct_connector import _MAX_LOST
+from rlmesh_ray.transport.direct_connection import _MAX_LOST
 from rlmesh_ray.transport.exactly_once import ClientSide
 from tests.unit.transport.endpoint_model import BUSY, CLOSE, INVALID, PUSHED, Account, Result
 from tests.unit.transport.explorer import Move, shallow_copy

@@ -3,7 +3,7 @@
 import gc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from gymnasium.spaces import Box, Discrete
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import direct_frames as frames
+from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.direct_connection import DirectConnection
-from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepBuffers, create_step_buffers
 
 ACTION = [np.zeros(1, np.int64)]
@@ -69,42 +69,37 @@ def test_a_bell_without_an_answer_is_not_taken_for_one(ends: Ends) -> None:
     assert not ends.direct.is_open
 
 
-def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
-    """Have the worker answer just before, or after, the client takes notice of its eventfd."""
-    clear = ends.client.clear
+def after_each_look(monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> None:
+    """Have one thing happen each time when the client has cleared its eventfd, before it reads."""
+    read, rest = os.eventfd_read, iter(happens)
 
-    def hush_and_answer() -> None:
-        ends.client.clear = clear  # type: ignore[method-assign]
-        if before:
-            ends.worker.send(answer)
-        clear()
-        if not before:
-            ends.worker.send(answer)
+    def read_and_go_on(descriptor: int) -> int:
+        try:
+            return read(descriptor)
+        finally:
+            next(rest)()
 
-    ends.client.clear = hush_and_answer  # type: ignore[method-assign]
+    monkeypatch.setattr(os, "eventfd_read", read_and_go_on)
 
 
-def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
+def test_an_answer_that_comes_after_a_late_bell_is_received(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends.direct.send(1, ACTION, 1000)
     ends.wake()
-    answer_at_the_next_hush(ends, frames.ANSWER.pack(1, frames.DONE, 4, 0) + b"body", before=False)
+    answer = frames.ANSWER.pack(1, frames.DONE, 4, 0) + b"body"
+    after_each_look(monkeypatch, lambda: ends.worker.send(answer), lambda: None)
 
     assert ends.direct.receive(60.0) == b"body"
     assert ends.direct.is_open
 
 
-def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
+def test_a_late_bell_does_not_end_the_wait_for_an_answer(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends.direct.send(1, ACTION, 1000)
-    clear = ends.client.clear
-    happens = iter(
-        (ends.wake, ends.wake, lambda: ends.worker.send(frames.ANSWER.pack(1, frames.DONE, 0, 0)))
-    )
-
-    def clear_and_go_on() -> None:
-        clear()
-        next(happens)()
-
-    ends.client.clear = clear_and_go_on  # type: ignore[method-assign]
+    answer = frames.ANSWER.pack(1, frames.DONE, 0, 0)
+    after_each_look(monkeypatch, ends.wake, ends.wake, lambda: ends.worker.send(answer))
 
     assert ends.direct.receive(60.0) == b""
     assert ends.direct.is_open

@@ -22,10 +22,10 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
 from rlmesh_ray.spaces.vector_infos import lane_entries
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import direct_frames as frames
+from rlmesh_ray.transport import direct_sockets as frames
+from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
-from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
@@ -71,10 +71,13 @@ class Rig:
         if request is None:
             return
         number, timeout_ms, is_render = request
-        if is_render:
-            self.end.send_pictures(number, self.drawn)
-        else:
+        if not is_render:
             self.end.answer(number, self.step(number, timeout_ms))
+        elif self.drawn:
+            size = frames.PICTURE_SIZE.pack(*self.drawn[0].shape[:2])
+            self.end.answer(number, size, self.drawn)
+        else:
+            self.end.answer(number, None)
 
     def step(self, number: int, timeout_ms: int) -> bytes | None:
         """Do what a worker does for a step whose turn has come."""
@@ -87,7 +90,7 @@ class Rig:
             self.results.rewards, self.results.terminated, self.results.truncated
         )
         reply = self.outcomes.pop(0) if self.outcomes else StepReply({})
-        body = self.end.body(number, reply.infos, reply.final_infos)
+        body = self.end.message(number, reply.infos, reply.final_infos)
         self.progress.end()
         return body
 

@@ -11,8 +11,8 @@ import pytest
 
 from rlmesh_ray.envs.commands import (
     Command,
+    DirectReply,
     OpenDirectCommand,
-    OpenDirectReply,
     Outcome,
     RenderCommand,
     RenderReply,
@@ -276,7 +276,7 @@ def test_a_worker_that_does_not_read_loses_its_direct_connection(
     has_left: bool,
 ) -> None:
     ours, theirs = socket.socketpair()
-    worker = Lent(OpenDirectReply(), reads=has_left)
+    worker = Lent(DirectReply(is_open=True), reads=has_left)
 
     async def set_episodes() -> None:
         direct = await worker.open_direct(1000, ours, tag_arrays=True)
@@ -298,7 +298,7 @@ def test_a_worker_that_does_not_read_loses_its_direct_connection(
 def watched(timeout_ms: int, scenario: Callable[[Lent, DirectHandle], Any]) -> None:
     """Play a scenario with a worker whose direct connection is open; its client only listens."""
     ours, theirs = socket.socketpair()
-    worker = Lent(OpenDirectReply())
+    worker = Lent(DirectReply(is_open=True))
 
     async def run() -> None:
         direct = await worker.open_direct(timeout_ms, ours, tag_arrays=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.envs.commands import RenderReply, ResetReply, StepReply
-from rlmesh_ray.envs.reply_limits import (
+from rlmesh_ray.envs.worker_channel import (
     MAX_BYTES,
     MAX_TEXT,
     encode_reply,

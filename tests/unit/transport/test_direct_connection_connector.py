@@ -13,8 +13,8 @@ from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.transport import direct_connector
-from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport import direct_connection
+from rlmesh_ray.transport.direct_connection import DirectConnector
 from rlmesh_ray.transport.tcp import new_ticket
 
 CONTRACT = EnvContract(
@@ -76,12 +76,12 @@ class AtOnce:
 @pytest.fixture(name="network")
 def _network(monkeypatch: pytest.MonkeyPatch) -> Network:
     network = Network()
-    monkeypatch.setattr(direct_connector, "DirectConnection", network)
-    monkeypatch.setattr(direct_connector, "time", network)
+    monkeypatch.setattr(direct_connection, "DirectConnection", network)
+    monkeypatch.setattr(direct_connection, "time", network)
     threads = SimpleNamespace(Thread=AtOnce, Lock=threading.Lock)
-    monkeypatch.setattr(direct_connector, "threading", threads)
-    monkeypatch.setattr(direct_connector, "is_reachable", lambda _: True)
-    monkeypatch.setattr(direct_connector, "_warned_addresses", set())
+    monkeypatch.setattr(direct_connection, "threading", threads)
+    monkeypatch.setattr(direct_connection, "is_reachable", lambda _: True)
+    monkeypatch.setattr(direct_connection, "_warned_addresses", set())
     return network
 
 
@@ -270,7 +270,7 @@ def test_inaccessible_memory_and_no_port_are_logged_once(
 def test_a_transport_that_is_not_offered_is_logged_and_never_tried(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
+    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connection"):
         connector = make_connector(tcp="")
         connector.on_lanes_reset()
 
