@@ -39,13 +39,13 @@ SET_ATTR = "set_wrapper_attr"
 """The method of gymnasium's environments that sets an attribute: the call of ``set_attr``."""
 SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
 """The shared-memory transport of steps, between processes of one machine. From a client: it can use
-it. From a server: the name of its socket (``transport.shared_memory``)."""
+it. From a server: the name of its socket (``transport.direct_sockets``)."""
 DIRECT_TCP = "rlmesh_ray.direct_tcp.v1"
 """The direct TCP transport of steps (``transport.tcp``). From a client: it can use it. From a
 server: its port."""
 DIRECT_RENDER = "rlmesh_ray.direct_render.v1"
 """From a server only: over a shared-memory connection it also answers Render, with the pixels of
-each lane's picture (``transport.direct_frames``)."""
+each lane's picture (``transport.direct_sockets``)."""
 NUMBERED_REQUESTS = "rlmesh_ray.numbered_requests.v1"
 """The request ids of a client are consecutive numbers, in decimal, over Reset, Step, Render and
 calls into lanes. Each is executed once, over any transport (``transport.exactly_once``)."""
