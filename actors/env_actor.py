@@ -8,7 +8,6 @@ import ray
 
 from rlmesh_ray.actors.server_actor import (
     ACTOR_ADDRESS,
-    ACTOR_ID,
     NOT_OF_ACTORS,
     EndpointActor,
     actor_listening,
@@ -66,7 +65,7 @@ class SerializedEnv:
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"drain": 1, "stop": 1})
-@takes_options(EnvServerOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
+@takes_options(EnvServerOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS)
 class EnvServiceActor(EndpointActor[EnvServer]):
     """Serves an environment as ``EnvServer`` does, on the node that Ray chooses.
 
@@ -78,6 +77,7 @@ class EnvServiceActor(EndpointActor[EnvServer]):
         env: A Gymnasium id or a factory; see ``EnvServer``. A ``SerializedEnv`` has its own
             arguments. A factory of more than 64 KiB survives a restart only while a reference to
             it exists: pass ``ray.put(factory)`` and keep it (an ``EnvFleet`` does).
+        endpoint_id: Id in the registry; None: the actor does not announce itself.
         fleet: Name of the endpoint's fleet in the registry; empty: none.
         announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
         **options: Those of ``EnvServerOptions``.
@@ -87,6 +87,7 @@ class EnvServiceActor(EndpointActor[EnvServer]):
         self,
         env: EnvLike | SerializedEnv,
         *,
+        endpoint_id: str | None = None,
         fleet: str = "",
         announces: bool = True,
         **options: Unpack[EnvServerOptions],
@@ -96,11 +97,9 @@ class EnvServiceActor(EndpointActor[EnvServer]):
             given: EnvServerOptions = {**shared, **options}
             _, given["address"] = actor_listening("EnvServiceActor", given, "openpi")
             given["tls"] = RayTls()
-            return EnvServer(hosted, **given).start()
+            return EnvServer(hosted, _endpoint_id=endpoint_id, **given).start()
 
-        super().__init__(
-            serve, endpoint_id=options.get("endpoint_id"), fleet=fleet, announces=announces
-        )
+        super().__init__(serve, endpoint_id=endpoint_id, fleet=fleet, announces=announces)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:

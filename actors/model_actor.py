@@ -20,7 +20,6 @@ from rlmesh_ray.actors.registry.registry_actor import (
 )
 from rlmesh_ray.actors.server_actor import (
     ACTOR_ADDRESS,
-    ACTOR_ID,
     NOT_OF_ACTORS,
     EndpointActor,
     actor_listening,
@@ -70,12 +69,19 @@ class ModelReplica(EndpointActor[ModelServer]):
     Args:
         store: Name of the ``WeightStore`` with the newest weights.
         policy: See ``ModelServiceActor``.
+        endpoint_id: Id in the registry; None: the actor does not announce itself.
         fleet: Name of the replica's fleet in the registry; empty: none.
         options: See ``ModelServiceActor``.
     """
 
     def __init__(
-        self, store: str, policy: object, *, fleet: str = "", **options: Unpack[ModelActorOptions]
+        self,
+        store: str,
+        policy: object,
+        *,
+        endpoint_id: str | None = None,
+        fleet: str = "",
+        **options: Unpack[ModelActorOptions],
     ) -> None:
         def serve() -> ModelServer:
             self._store = find_weight_store(store)
@@ -86,7 +92,8 @@ class ModelReplica(EndpointActor[ModelServer]):
             of_policy = {name: given.pop(name) for name in _OF_POLICY & given.keys()}
             placing = completed("ModelServiceActor", PolicyOptions, of_policy)
             of_server = cast(ModelServerOptions, given)
-            server = ModelServer(place_on_device(policy, **placing), **of_server)
+            placed = place_on_device(policy, **placing)
+            server = ModelServer(placed, _endpoint_id=endpoint_id, **of_server)
             try:
                 # Before any client can connect: after a restart, too, only the newest weights act.
                 for stored in get_result(self._store.newest.remote()):
@@ -102,7 +109,7 @@ class ModelReplica(EndpointActor[ModelServer]):
                 server.stop(0.0)
                 raise
 
-        super().__init__(serve, endpoint_id=options.get("endpoint_id"), fleet=fleet)
+        super().__init__(serve, endpoint_id=endpoint_id, fleet=fleet)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
@@ -172,29 +179,36 @@ class ModelActorFactory:
         """Return a factory with these options of Ray's added."""
         return ModelActorFactory({**self._options, **options})
 
-    @takes_options(
-        ModelActorOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID
-    )
-    def remote(self, policy: object, **options: Unpack[ModelActorOptions]) -> Any:
+    @takes_options(ModelActorOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS)
+    def remote(
+        self,
+        policy: object,
+        *,
+        endpoint_id: str | None = None,
+        **options: Unpack[ModelActorOptions],
+    ) -> Any:
         """Start the actor; return its handle at once.
 
         Args:
             policy: A checkpoint as ``rlmesh-ray serve-model`` takes it (a path on the actor's
                 node, or ``module:factory``), or any policy that ``ModelServer`` takes. **An RLlib
                 checkpoint is unpickled: load only what you trust.**
+            endpoint_id: Id in the registry; None: the actor does not announce itself.
             **options: Those of ``ModelActorOptions``.
         """
         for name in NOT_OF_ACTORS & options.keys():
             raise TypeError(f"ModelServiceActor.remote() takes no {name!r}")
         completed("ModelServiceActor", ModelActorOptions, options)  # raises here, not there
         listening("ModelServiceActor", options.get("address"), *_OF_OTHERS)
-        if options.get("endpoint_id") is not None:
+        if endpoint_id is not None:
             shared_registry()
         durable_policy = durable("the policy", policy)
         store = f"weights/{secrets.token_hex(8)}"
         stored = start_weight_store(store)
         actor_class: Any = ModelReplica
-        actor = actor_class.options(**self._options).remote(store, durable_policy, **options)
+        actor = actor_class.options(**self._options).remote(
+            store, durable_policy, endpoint_id=endpoint_id, **options
+        )
         _STORES[actor] = stored, durable_policy
         return actor
 

@@ -41,9 +41,6 @@ ACTOR_ADDRESS = Option(
     "address, without one on loopback.",
     Group.SERVING,
 )
-ACTOR_ID = Option(
-    "Id in the registry; None: the actor does not announce itself.", Group.SERVING, None
-)
 NOT_OF_ACTORS = frozenset({"allow_shutdown", "tls"})
 """Options of a server that an actor does not take: Ray would not notice that a client has stopped
 it, and its TLS is Ray's."""

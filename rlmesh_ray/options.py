@@ -260,8 +260,6 @@ class Option:
     """Raises ConfigurationError, given the option's name and a value that is wrong."""
     choices: tuple[str, ...] = ()
     """The values that there are; those of each item, where the option takes several."""
-    is_internal: bool = False
-    """Whether only this package gives it: no signature and no document shows it."""
     has_flag: bool = True
     """Whether commands have a flag that is made from this."""
     flag_help: str = ""
@@ -306,6 +304,8 @@ _REMOVED = {
     "model_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
     "no_token": "give a server token=False; a client without a token needs no option",
     "step_grace_s": "a step that is late has 5 s more, and then its worker is killed",
+    "stuck_after_s": "a policy that takes more than 5 s for a batch is called stuck",
+    "endpoint_id": "an endpoint draws its name in the log; an actor, a fleet and a pool have ids",
     "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
@@ -426,7 +426,7 @@ def takes_options(
     shown = {
         name: (kind, changed.get(name, option))
         for name, (kind, option) in declared(table).items()
-        if name not in without and (name in changed or not option.is_internal)
+        if name not in without
     }
 
     def decorate(taker: _TakerT) -> _TakerT:
@@ -435,7 +435,7 @@ def takes_options(
         own = [
             each.replace(annotation=shown[each.name][0]) if each.name in shown else each
             for each in signature.parameters.values()
-            if each.kind is not each.VAR_KEYWORD
+            if each.kind is not each.VAR_KEYWORD and not each.name.startswith("_")
         ]
         options = [
             inspect.Parameter(

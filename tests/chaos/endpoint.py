@@ -46,7 +46,7 @@ class Endpoint:
             import threading
             from rlmesh_ray import EnvServer, TokenFile
             EnvServer(
-                {env!r}, address={self.address!r}, step_grace_s={GRACE_S},
+                {env!r}, address={self.address!r}, _step_grace_s={GRACE_S},
                 token={wanted}, **{options!r},
             ).start()
             threading.Event().wait()

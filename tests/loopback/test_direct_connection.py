@@ -82,7 +82,7 @@ class Stumbling(Lifelike):
 @pytest.fixture(scope="module")
 def stumbling() -> Iterator[EnvServer]:
     """Serve one environment after the other, from one worker for as long as nothing ends it."""
-    with EnvServer(Stumbling, step_grace_s=0.0, allow_calls=("count", "nothing")) as server:
+    with EnvServer(Stumbling, _step_grace_s=0.0, allow_calls=("count", "nothing")) as server:
         yield server
 
 
@@ -94,14 +94,14 @@ def cartpoles() -> Iterator[EnvServer]:
 
 @pytest.fixture(scope="module")
 def breakable() -> Iterator[EnvServer]:
-    with EnvServer(Breakable, step_grace_s=0.0) as server:
+    with EnvServer(Breakable, _step_grace_s=0.0) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnvServer, Path]]:
     path = tmp_path_factory.mktemp("gated") / "gate"
-    with EnvServer(lambda: Gated(str(path)), step_grace_s=60.0, allow_calls=("count",)) as server:
+    with EnvServer(lambda: Gated(str(path)), _step_grace_s=60.0, allow_calls=("count",)) as server:
         yield server, path
 
 
@@ -325,7 +325,7 @@ def test_after_a_call_that_is_late_steps_and_resets_of_some_lanes_continue(
 ) -> None:
     gates = [tmp_path / "first", tmp_path / "second"]
     with served(
-        SlowToTell, transport, num_envs=2, allow_calls=("wait_for",), step_grace_s=600.0
+        SlowToTell, transport, num_envs=2, allow_calls=("wait_for",), _step_grace_s=600.0
     ) as client:
         action = [np.zeros(2, np.int64)]
         client.step(action)
@@ -723,7 +723,7 @@ def test_a_draining_endpoint_keeps_the_deadline_of_the_step_in_progress(
 ) -> None:
     gate = tmp_path / "gate"
     with (
-        EnvServer(lambda: Gated(str(gate)), step_grace_s=0.0) as server,
+        EnvServer(lambda: Gated(str(gate)), _step_grace_s=0.0) as server,
         endpoints_give_up_after(700),
         session(server, transport) as client,
         ThreadPoolExecutor(1) as pool,

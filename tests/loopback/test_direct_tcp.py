@@ -157,7 +157,7 @@ class Wide(gymnasium.Env[Any, Any]):
 
 
 def test_a_worker_that_takes_nothing_does_not_hold_its_client_up() -> None:
-    with EnvServer(Wide, step_grace_s=600.0) as server:
+    with EnvServer(Wide, _step_grace_s=600.0) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp", step_timeout_s=1.0)
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         action = [np.zeros((1, 2_000_000), np.float32)]

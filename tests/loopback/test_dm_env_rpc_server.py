@@ -466,7 +466,7 @@ def test_an_environment_that_fails_is_reported_and_replaced(fault: Fault) -> Non
 @pytest.mark.slow
 def test_a_step_that_takes_too_long_is_answered_at_its_deadline() -> None:
     with (
-        EnvServer(lambda: FaultyEnv(Fault.HANG), step_grace_s=0) as server,
+        EnvServer(lambda: FaultyEnv(Fault.HANG), _step_grace_s=0) as server,
         DmStream(server.address) as stream,
     ):
         stream.join(stream.create(timeout_s=0.3))
@@ -504,7 +504,7 @@ def test_the_worlds_of_a_client_that_vanishes_end(count: EnvServer) -> None:
 @pytest.mark.slow
 def test_a_world_outlives_an_agent_that_vanishes_in_the_middle_of_a_step() -> None:
     with (
-        EnvServer(lambda: FaultyEnv(Fault.HANG), step_grace_s=0) as server,
+        EnvServer(lambda: FaultyEnv(Fault.HANG), _step_grace_s=0) as server,
         DmStream(server.address) as creator,
     ):
         name = creator.create()

@@ -63,7 +63,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(begun: Path) -> Iterator[EnvServer]:
     begun.touch()
-    with EnvServer(lambda: Patient(begun), num_envs=2, step_grace_s=0) as server:
+    with EnvServer(lambda: Patient(begun), num_envs=2, _step_grace_s=0) as server:
         yield server
 
 
@@ -220,7 +220,7 @@ def test_many_small_tensors_cannot_stand_for_giant_settings(pair: EnvServer) -> 
 @pytest.mark.slow
 def test_an_environment_that_hangs_when_it_begins_is_left_to_itself() -> None:
     with (
-        EnvServer(lambda: FaultyEnv(Fault.HANG, 0), max_sessions=2, step_grace_s=0) as server,
+        EnvServer(lambda: FaultyEnv(Fault.HANG, 0), max_sessions=2, _step_grace_s=0) as server,
         DmStream(server.address) as other,
     ):
         agent = DmStream(server.address).join()

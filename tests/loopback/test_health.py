@@ -233,7 +233,7 @@ def test_a_policy_that_hangs_at_the_check_of_an_environment_is_stuck(
             pass
 
     with (
-        ModelServer(Checking(), stuck_after_s=0.05) as server,
+        ModelServer(Checking(), _stuck_after_s=0.05) as server,
         RemoteModel(server.address) as model,
     ):
         assert check_health(ConnectOptions(server.address)).is_serving

@@ -90,7 +90,7 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
         return receive(socket, places, num_received)
 
     monkeypatch.setattr(EventfdSocket, "receive", note)
-    with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
+    with EnvServer(lambda: Gated(str(tmp_path / "gate")), _step_grace_s=0.1) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()
         step = client.send_step(NOTHING)

@@ -118,7 +118,7 @@ def endpoint(pipe: Path) -> Iterator[EnvServer]:
         allow_calls=ALLOWED,
         max_sessions=2,
         token="secret",
-        step_grace_s=0.0,
+        _step_grace_s=0.0,
     ) as server:
         yield server
 

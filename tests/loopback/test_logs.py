@@ -123,7 +123,7 @@ def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_t
 ) -> None:
     caplog.set_level(logging.ERROR, "rlmesh_ray.server")
     hangs = functools.partial(FaultyEnv, Fault.HANG, at_step=2)
-    with EnvServer(hangs, num_envs=num_envs, step_grace_s=0.0) as server:
+    with EnvServer(hangs, num_envs=num_envs, _step_grace_s=0.0) as server:
         env = RemoteVectorEnv(server.address, transport=transport)
         env.reset()
         env.action_space.seed(0)

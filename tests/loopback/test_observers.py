@@ -414,7 +414,10 @@ def test_a_direct_step_that_hangs_is_late_although_an_observer_waits_behind_it(
 ) -> None:
     gate = tmp_path / "gate"
     with (
-        observed(lambda: Drawn("", str(gate)), transport, step_grace_s=600.0) as (client, observer),
+        observed(lambda: Drawn("", str(gate)), transport, _step_grace_s=600.0) as (
+            client,
+            observer,
+        ),
         ThreadPoolExecutor(1) as pool,
     ):
         name = only(observer).name

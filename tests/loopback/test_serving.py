@@ -637,7 +637,6 @@ def test_every_exception_of_a_policy_is_an_answer_and_the_session_goes_on(
     [
         {"torch_threads": 0},
         {"torch_threads": "x"},
-        {"stuck_after_s": math.nan},
         {"max_batch_rows": 1.5},
         {"max_delay_s": math.nan},
         {"address": "foo"},
@@ -814,7 +813,7 @@ def test_a_policy_without_weights_says_so() -> None:
 
 def test_health_tells_that_the_policy_is_stuck_and_that_it_is_no_longer(gate: Gate) -> None:
     with (
-        ModelServer(gate, stuck_after_s=0.05) as server,
+        ModelServer(gate, _stuck_after_s=0.05) as server,
         RemoteModel(server.address) as model,
         ThreadPoolExecutor() as aside,
     ):
@@ -985,7 +984,7 @@ def test_health_is_reported_while_a_policy_holds_the_serving_loop_and_by_grpc_af
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy_executor, "_BLOCKED_REPORT_S", PATIENCE_S)
-    with held(gate, stuck_after_s=0.05) as server:
+    with held(gate, _stuck_after_s=0.05) as server:
         assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason
         gate.may_pass.set()

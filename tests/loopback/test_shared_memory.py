@@ -76,7 +76,7 @@ def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the
 
 
 def test_a_worker_that_was_given_a_direct_connection_too_late_goes_on_without_it() -> None:
-    with EnvServer(Lifelike, step_grace_s=600.0) as server:
+    with EnvServer(Lifelike, _step_grace_s=600.0) as server:
         client = EnvClient(ConnectOptions(server.address))
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         os.kill(pid, signal.SIGSTOP)
@@ -357,7 +357,7 @@ def test_an_environment_that_ends_its_process_when_it_draws_is_missed() -> None:
 
 def test_a_picture_that_is_late_says_so_and_the_session_continues() -> None:
     limited = partial(session, transport="shared_memory", step_timeout_s=0.5)
-    with EnvServer(partial(Noisy, "hangs"), step_grace_s=0.0) as server, limited(server) as client:
+    with EnvServer(partial(Noisy, "hangs"), _step_grace_s=0.0) as server, limited(server) as client:
         with pytest.raises(RemoteEnvError, match=r"no result within 0\.5 s; raise step_timeout_s"):
             client.render()
 

@@ -198,7 +198,7 @@ def test_a_crash_counts_as_an_error_costs_a_worker_and_is_logged_with_its_sessio
     log: "Lines",
 ) -> None:
     crashes = functools.partial(FaultyEnv, Fault.EXIT, at_step=1)
-    with EnvServer(crashes, endpoint_id="faulty") as server, RemoteEnv(server.address) as env:
+    with EnvServer(crashes, _endpoint_id="faulty") as server, RemoteEnv(server.address) as env:
         env.reset()
         with pytest.raises(RemoteEnvError):
             env.step(0)
@@ -298,7 +298,7 @@ def log() -> Iterator[Lines]:
 
 
 def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> None:
-    with EnvServer(Ends, endpoint_id="stairs-1") as server:
+    with EnvServer(Ends, _endpoint_id="stairs-1") as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
         client.reset()
         client.step([np.zeros(1, np.int64)])
@@ -320,7 +320,7 @@ def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> Non
 
 def test_a_policy_s_sessions_are_logged_with_what_they_predicted(log: Lines) -> None:
     server = ModelServer(
-        lambda observations: np.zeros(len(observations), np.int64), endpoint_id="pilot"
+        lambda observations: np.zeros(len(observations), np.int64), _endpoint_id="pilot"
     )
     with server, RemoteModel(server.address) as model:
         model.configure_route(Ends())
@@ -332,7 +332,7 @@ def test_a_policy_s_sessions_are_logged_with_what_they_predicted(log: Lines) -> 
 
 def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(log: Lines) -> None:
     env = FaultyEnv(Fault.HANG, at_step=4)
-    with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
+    with EnvServer(lambda: env, _endpoint_id="hangs", _step_grace_s=0.1) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()
         for _ in range(3):

@@ -410,7 +410,7 @@ def test_the_memory_of_former_weights_is_freed(fleet: ModelFleet) -> None:
 @pytest.mark.slow
 def test_health_tells_that_a_policy_is_stuck_and_everything_else_still_answers() -> None:
     with (
-        ModelFleet(switch_policy(), name="stuck", num_cpus=0.1, stuck_after_s=0.2) as fleet,
+        ModelFleet(switch_policy(), name="stuck", num_cpus=0.1) as fleet,
         connect(fleet) as model,
     ):
         fleet.set_weights({"action": "stuck"})

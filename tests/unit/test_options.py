@@ -134,7 +134,6 @@ def test_a_single_text_or_no_texts_are_refused_where_names_are_needed(
 class Brewing(TypedDict, total=False):
     """The options of a teapot, each declared here alone."""
 
-    hidden: Annotated[str | None, Option("Its name.", Group.OUTPUT, is_internal=True)]
     num_cups: Annotated[
         int, Option("Cups to fill. Each gets the same.", Group.ENVIRONMENT, 1, require_count)
     ]
@@ -166,9 +165,9 @@ class Teapot:
 
 def test_options_are_complete() -> None:
     assert Teapot("cold", kind="black").options == {
-        "num_cups": 1, "kind": "black", "extras": (), "steep_s": None, "lid": True, "hidden": None,
+        "num_cups": 1, "kind": "black", "extras": (), "steep_s": None, "lid": True,
     }  # fmt: skip
-    assert Teapot("cold", steep_s=None, hidden="x").options["hidden"] == "x"
+    assert Teapot("cold", steep_s=None, lid=False).options["lid"] is False
 
 
 def test_a_signature_and_a_docstring_show_the_options_that_are_declared() -> None:
@@ -196,21 +195,21 @@ Raises:
 
 
 def test_a_taker_may_show_an_option_as_something_else_or_leave_it_out() -> None:
-    own = Option("Name of the pot.", Group.SERVING, "pot")
+    own = Option("Kind of cocoa.", Group.SERVING, "dark")
 
-    @takes_options(Brewing, without={"lid", "steep_s"}, hidden=own)
-    def brew(**options: Unpack[Brewing]) -> None:
+    @takes_options(Brewing, without={"lid", "steep_s"}, kind=own)
+    def brew(*, _lid_is_hot: bool = True, **options: Unpack[Brewing]) -> None:
         pass
 
     shown = inspect.signature(brew).parameters
-    assert list(shown) == ["num_cups", "kind", "extras", "hidden"]
-    assert shown["hidden"].default == "pot"
+    assert list(shown) == ["num_cups", "kind", "extras"]
+    assert shown["kind"].default == "dark"
 
 
 def test_flags_are_named_after_options() -> None:
     flags = [flag_name(name, *found) for name, found in declared(Brewing).items()]
 
-    assert flags == ["--num-cups", "--kind", "--extra", "--steep", "--no-lid", "--hidden"]
+    assert flags == ["--num-cups", "--kind", "--extra", "--steep", "--no-lid"]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +243,9 @@ LISTENING = ("data_address", "accept_edition_texts", "idle_timeout_s", "openpi")
         ("spin", "RLMESH_RAY_SPIN=0"),
         ("data_advertise", "data_address .*HOST:PORT/ADVERTISED"),
         ("no_token", "give a server token=False; a client without a token needs no option"),
+        ("step_grace_s", "has 5 s more"),
+        ("stuck_after_s", "more than 5 s for a batch"),
+        ("endpoint_id", "an actor, a fleet and a pool have ids"),
         *((name, rf"address=ListenOptions\(\.\.\., {name}=\.\.\.\)") for name in LISTENING),
     ],
 )

@@ -56,11 +56,11 @@ def serve_env(
             token, endpoint_id = entry.token(token), entry.to.endpoint_id
             protection = {"token": "required"}
             labels = full_id(entry.to.pool, endpoint_id), fleet_name_of_pool(entry.to.pool)
-        options["address"], options["endpoint_id"] = listen, endpoint_id
+        options["address"] = listen
         options["token"] = security.required(token)
         options["tls"] = security.tls()
         options["record"] = recording.options()
-        server = rlmesh_ray.EnvServer(env, **options)
+        server = rlmesh_ray.EnvServer(env, _endpoint_id=endpoint_id, **options)
         run = functools.partial(serve, monitoring=monitoring, labels=labels)
         scheme = client_scheme(options["dialects"])
         allow_calls = list(options["allow_calls"])

@@ -191,6 +191,3 @@ class EndpointOptions(TypedDict, total=False):
             flag_help="Let clients stop the endpoint.",
         ),
     ]
-    endpoint_id: Annotated[
-        str | None, Option("Its name in the log.", Group.OUTPUT, is_internal=True, has_flag=False)
-    ]

@@ -6,7 +6,6 @@ loads neither gRPC nor NumPy, since a command's ``--help`` is made from it.
 
 import keyword
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -19,7 +18,6 @@ from rlmesh_ray.options import (
     as_names,
     require_count,
     require_flag,
-    require_seconds,
 )
 from rlmesh_ray.server.endpoint.endpoint_options import EndpointOptions
 
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
+"""How long an environment may continue after a request was answered with TIMEOUT; its result is
+dropped. If it finishes in time, its process serves the next Reset; if not, it is killed."""
 ERROR, TRUNCATE = ON_BAD_VALUES = ("error", "truncate")
 NEXT_STEP, DISABLED = AUTORESETS = ("next_step", "disabled")
 
@@ -197,19 +197,6 @@ class EnvOptions(TypedDict, total=False):
             Group.LIMITS,
             1,
             require_count,
-        ),
-    ]
-    step_grace_s: Annotated[
-        float,
-        Option(
-            "How many seconds an environment may continue after a deadline has passed and its "
-            "request has been answered with TIMEOUT. Its result is dropped. If it finishes in "
-            "time, its process serves the next Reset; if not, the process is killed.",
-            Group.LIMITS,
-            DEFAULT_STEP_GRACE_S,
-            partial(require_seconds, allow_zero=True),
-            is_internal=True,  # tests alone need another one
-            has_flag=False,
         ),
     ]
     observers: Annotated[

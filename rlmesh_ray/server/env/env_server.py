@@ -25,6 +25,7 @@ from rlmesh_ray.server.env.data_address import bound_sockets, checked_data_addre
 from rlmesh_ray.server.env.env_dialects import load_dialect_services
 from rlmesh_ray.server.env.env_options import (
     DEFAULT_MAX_SESSIONS,
+    DEFAULT_STEP_GRACE_S,
     NEXT_STEP,
     TRUNCATE,
     EnvServerOptions,
@@ -68,10 +69,18 @@ class EnvServer:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
     """
 
-    def __init__(self, env: EnvLike, **options: Unpack[EnvServerOptions]) -> None:
+    def __init__(
+        self,
+        env: EnvLike,
+        *,
+        _endpoint_id: str | None = None,
+        _step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        **options: Unpack[EnvServerOptions],
+    ) -> None:
+        # An actor has an id in the registry; tests alone need another grace.
         given = completed("EnvServer", EnvServerOptions, options)
         address, listen = listening("EnvServer", given["address"], "openpi")
-        endpoint_id = given["endpoint_id"] or new_endpoint_id()
+        endpoint_id = _endpoint_id or new_endpoint_id()
         should_spin()  # refuses a wrong environment variable before anything starts
         record, allowed = given["record"], given["max_sessions"]
         self._source = dataclasses.replace(
@@ -107,6 +116,7 @@ class EnvServer:
         )
         self._data_address = checked_data_address(address, listen.data_address, given)
         self._options = given
+        self._step_grace_s = _step_grace_s
         self._contract: EnvContract | None = None
 
     @property
@@ -146,7 +156,7 @@ class EnvServer:
             service = EnvService(
                 self._pool,
                 self._contract,
-                self._options["step_grace_s"],
+                self._step_grace_s,
                 self._service_options,
                 drain,
                 broker,
@@ -156,7 +166,7 @@ class EnvServer:
                 make(
                     self._pool,
                     self._contract,
-                    self._options["step_grace_s"],
+                    self._step_grace_s,
                     drain,
                     self._service_options.idle_timeout_s,
                 )

@@ -247,17 +247,6 @@ class ModelOptions(TypedDict, total=False):
             shown_default="what the policy's batches need, or 32 MiB",
         ),
     ]
-    stuck_after_s: Annotated[
-        float,
-        Option(
-            "After how many seconds at one batch ``health`` calls the policy stuck.",
-            Group.LIMITS,
-            DEFAULT_STUCK_AFTER_S,
-            partial(require_seconds, allow_infinite=True),
-            is_internal=True,
-            has_flag=False,
-        ),
-    ]
 
 
 class ModelFleetOptions(PolicyOptions, ModelOptions, total=False):

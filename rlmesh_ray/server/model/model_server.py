@@ -18,6 +18,7 @@ from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_options import (
     DEFAULT_MODEL_MESSAGE_BYTES,
+    DEFAULT_STUCK_AFTER_S,
     ModelServerOptions,
     checked_message_bytes,
 )
@@ -55,7 +56,15 @@ class ModelServer:
         AddressError: ``address`` is malformed, or needs a token.
     """
 
-    def __init__(self, policy: object, **options: Unpack[ModelServerOptions]) -> None:
+    def __init__(
+        self,
+        policy: object,
+        *,
+        _endpoint_id: str | None = None,
+        _stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        **options: Unpack[ModelServerOptions],
+    ) -> None:
+        # An actor has an id in the registry; tests alone need another time.
         # Options are checked before the policy is used: the batcher starts a thread.
         given = completed("ModelServer", ModelServerOptions, options)
         address, listen = listening("ModelServer", given["address"], "data_address")
@@ -81,7 +90,7 @@ class ModelServer:
             served,
             given["max_batch_rows"],
             max_delay_s=given["max_delay_s"],
-            stuck_after_s=given["stuck_after_s"],
+            stuck_after_s=_stuck_after_s,
             torch_threads=given["torch_threads"],
             name=uuid.uuid4().hex,
         )
@@ -90,7 +99,7 @@ class ModelServer:
             address,
             token=token,
             tls=tls,
-            endpoint_id=given["endpoint_id"],
+            endpoint_id=_endpoint_id,
             on_stop=self._host.close,
             probe=self._host.health,
         )

@@ -42,9 +42,7 @@ def test_whoever_starts_an_env_server_takes_all_of_its_options() -> None:
     of_actors = wanted - options_of(refresh.documented("rlmesh_ray.actors.EnvServiceActor"))
     of_one = {"token", "tls", "allow_shutdown"}
 
-    assert (
-        len(wanted - {"env"}) == len(declared(EnvServerOptions)) - 2
-    )  # all but its id and its grace
+    assert wanted - {"env"} == declared(EnvServerOptions).keys()
     assert of_actors == {"tls", "allow_shutdown"}
     assert wanted - options_of(EnvFleet) == of_one
     assert wanted - options_of(configure) == {
