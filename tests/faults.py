@@ -116,7 +116,7 @@ FAULTS = (
         "A reset of some lanes succeeds on a new worker, although the other lanes "
         "died with the old one.",
         "rlmesh_ray/server/env/lane_session.py",
-        "if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):",
+        "if is_another and are_some and self._session.state is SessionState.READY:",
         "if False:",
         "tests/loopback/test_env_endpoint.py::"
         "test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died",

@@ -87,8 +87,8 @@ class EndpointSide:
         self.is_at_rest = True
         """Whether no overdue request may still be running; else nothing is forwarded."""
         self._last_skipped = self._failed = self._overdue = 0
-        # Numbers that the worker has to skip, before the skip is sent.
-        self._skipped: frozenset[int] = frozenset()
+        self.skipped: frozenset[int] = frozenset()
+        """Numbers that the worker has to skip, before the skip is sent."""
 
     # --- forwarded and skipped numbers ----------------------------------------------------
 
@@ -106,7 +106,7 @@ class EndpointSide:
         progress.start(number - 1, self.after(number - 1), self.progress)
         self.progress = progress
         self._last_skipped = self._failed = 0
-        self._skipped = frozenset(one for one in self._skipped if one >= number)
+        self.skipped = frozenset(one for one in self.skipped if one >= number)
 
     def forward(self, number: int) -> None:
         """Note that the request with this number is sent to the worker."""
@@ -120,7 +120,7 @@ class EndpointSide:
             has_failed: Whether it does not count, even if the worker has executed it.
         """
         if number <= self._reached + _MOST_AHEAD:  # else the client's numbers are wrong
-            self._skipped |= {number}
+            self.skipped |= {number}
         if has_failed:
             self._failed = number
 
@@ -129,19 +129,19 @@ class EndpointSide:
 
         Empty while a reply is pending: a later number would make the counts of that request final.
         """
-        if not self._skipped or not self.is_idle:
+        if not self.skipped or not self.is_idle:
             return ()
         first = last = max(self.progress.done, self._last_skipped)
-        while last + 1 in self._skipped:
+        while last + 1 in self.skipped:
             last += 1
         if last > first:
             self._last_skipped = last
-        self._skipped = frozenset(one for one in self._skipped if one > last)
+        self.skipped = frozenset(one for one in self.skipped if one > last)
         return range(first + 1, last + 1)
 
     def has_reached(self, number: int) -> bool:
         """Return whether all requests up to this number have reached the worker or are skipped."""
-        while number in self._skipped:
+        while number in self.skipped:
             number -= 1
         return max(self._reached, self._last_skipped) >= number
 

@@ -93,7 +93,6 @@ class DialectService(Protocol):
         self,
         pool: WorkerPool,
         contract: EnvContract,
-        step_grace_s: float,
         drain: Drain,
         idle_timeout_s: float | None = None,
     ) -> None: ...

@@ -100,6 +100,7 @@ class EnvServer:
             ValidationMode(given["validation"]),
             self._max_sessions,
             given["sessions_per_worker"],
+            _step_grace_s,
         )
         self._endpoint = Endpoint(
             address,
@@ -116,7 +117,6 @@ class EnvServer:
         )
         self._data_address = checked_data_address(address, listen.data_address, given)
         self._options = given
-        self._step_grace_s = _step_grace_s
         self._contract: EnvContract | None = None
 
     @property
@@ -156,7 +156,6 @@ class EnvServer:
             service = EnvService(
                 self._pool,
                 self._contract,
-                self._step_grace_s,
                 self._service_options,
                 drain,
                 broker,
@@ -166,7 +165,6 @@ class EnvServer:
                 make(
                     self._pool,
                     self._contract,
-                    self._step_grace_s,
                     drain,
                     self._service_options.idle_timeout_s,
                 )

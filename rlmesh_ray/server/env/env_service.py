@@ -102,7 +102,6 @@ class EnvService:
     Args:
         pool: Started; starts the workers of sessions.
         contract: The endpoint's.
-        step_grace_s: See ``EnvServerOptions``.
         options: What the operator has set for clients.
         drain: Counts the requests of the endpoint.
         broker: Opens direct connections for the sessions.
@@ -114,7 +113,6 @@ class EnvService:
         self,
         pool: WorkerPool,
         contract: EnvContract,
-        step_grace_s: float,
         options: ServiceOptions,
         drain: Drain,
         broker: ConnectionBroker,
@@ -123,7 +121,6 @@ class EnvService:
     ) -> None:
         self._pool = pool
         self._contract = contract
-        self._step_grace_s = step_grace_s
         self._idle_timeout_s = options.idle_timeout_s
         self._drain = drain
         self._broker = broker
@@ -133,8 +130,7 @@ class EnvService:
         self._open: dict[str, _OpenSession] = {}
         """The open sessions by their names in the log."""
         mode = contract.autoreset_mode
-        # Clients may reset and step any lanes alone, where their dialect knows that.
-        self._steps_subsets = mode is AutoresetMode.DISABLED and pool.steps_subsets
+        self._steps_subsets = pool.steps_subsets
         # The edition reserves this mode: a client without the capability would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = mode is AutoresetMode.SAME_STEP
@@ -189,7 +185,6 @@ class EnvService:
         session = LaneSession(
             self._pool,
             self._contract,
-            self._step_grace_s,
             dialect,
             tag_arrays=capabilities.NDARRAY in offered,
             is_numbered=capabilities.NUMBERED_REQUESTS in offered,

@@ -117,7 +117,6 @@ class LaneSession:
     Args:
         pool: Provides its worker; the session has a place in it.
         contract: Contract of the endpoint.
-        step_grace_s: See ``EnvServerOptions``.
         dialect: Dialect of the client.
         tag_arrays: Whether the client knows arrays in infos.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
@@ -129,7 +128,6 @@ class LaneSession:
         self,
         pool: WorkerPool,
         contract: EnvContract,
-        step_grace_s: float,
         dialect: EnvServerDialect,
         *,
         tag_arrays: bool = False,
@@ -138,7 +136,7 @@ class LaneSession:
         images: SentImages | None = None,
     ) -> None:
         self._timer = None if dialect.with_timings is None else RequestTimer()
-        self.worker = SessionWorker(pool, step_grace_s, contract.num_envs, self._timer)
+        self.worker = SessionWorker(pool, contract.num_envs, self._timer)
         """Its worker."""
         self.dialect = dialect
         self.is_numbered = is_numbered
@@ -166,8 +164,6 @@ class LaneSession:
         self._tag_arrays = tag_arrays
         self._images = images
         self._all_lanes = tuple(range(contract.num_envs))
-        self._is_running = False
-        """Whether episodes run: lanes have been reset, and no failure has ended them."""
         self._is_released = False
         self._turn = asyncio.Lock()
         self._num_answered = 0
@@ -225,10 +221,8 @@ class LaneSession:
             outcome = await self._run(pending, waited_s)
             response = session.complete(outcome, time.time_ns())
             if session.state is not SessionState.READY:
-                self._is_running = False
-                self.worker.clear_episodes()
+                await self.worker.set_episodes(())
             elif isinstance(response, ResetDone):
-                self._is_running = True
                 await self.worker.set_episodes(session.tracker.episodes)
         elif isinstance(response, EnvFailed) and isinstance(request, Request):
             self._skip(request)
@@ -245,7 +239,7 @@ class LaneSession:
         assert isinstance(request, Reset | Step | Render), "the session lets nothing else through"
         worker = self.worker
         number = self._number_of(request)
-        deadline = Deadline.after(request.timeout_ms, waited_s)
+        deadline = Deadline(request.timeout_ms, waited_s)
         outcome: EnvOutcome
         if waited_s and deadline.has_passed:
             text = "not done: calls or observers used its environment for"
@@ -288,8 +282,9 @@ class LaneSession:
         if obstacle is not None:
             return obstacle
         lanes = self._some(request.env_indices)
-        is_another = self.worker.process is not former
-        if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
+        process = self.worker.require()
+        is_another, are_some = process is not former, 0 < len(lanes) < len(self._all_lanes)
+        if is_another and are_some and self._session.state is SessionState.READY:
             # The other lanes are gone with the former worker, which the client does not know yet.
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         command = ResetCommand(
@@ -341,8 +336,9 @@ class LaneSession:
         if obstacle is not None:
             return obstacle
         process = self.worker.process
+        has_episodes = self._session.state is SessionState.READY
         # A worker that dies while it draws over the direct connection has episodes; they are lost.
-        if process is None or not (process.is_alive or self._is_running):
+        if process is None or not (process.is_alive or has_episodes):
             return RenderOutcome(None)
         command = RenderCommand(request.env_indices)
         reply = await self.worker.request(command, deadline, number)
@@ -429,7 +425,7 @@ class LaneSession:
         if not self.worker.endpoint.is_at_rest:
             message = "its environment is still busy with a request that was too late; ask again"
             return Failure(FailureKind.TIMEOUT, message)
-        if self._is_released or not self._is_running:
+        if self._is_released or self._session.state is not SessionState.READY:
             message = "its client has not reset it, or has to do so again; ask after that"
             return Failure(FailureKind.BAD_REQUEST, message)
         reply = await self.worker.call_after_step(RenderCommand((lane,)), 0)
@@ -438,7 +434,7 @@ class LaneSession:
         return as_failure(reply)
 
     async def _call_in_turn(self, call: LaneCall) -> CallOutcome:
-        deadline = Deadline.after(call.timeout_ms)
+        deadline = Deadline(call.timeout_ms)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 while not self._has_reached(call.num_requests):

@@ -8,8 +8,7 @@ import asyncio
 import logging
 import socket
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from rlmesh_ray.envs.commands import (
     CloseDirectCommand,
@@ -67,19 +66,21 @@ _REPORTED_KINDS = {
 """Failures of the environment, which are logged for its operator; other ones are the client's."""
 
 
-@dataclass(frozen=True, slots=True)
 class Deadline:
-    """The time by which a request or call must be answered."""
+    """The time by which a request or call must be answered.
 
-    timeout_ms: int
-    at_s: float | None
-    """In the loop's time; None: never."""
+    Args:
+        timeout_ms: How long the answer may take; 0: any time.
+        waited_s: How much of that has passed.
+    """
 
-    @classmethod
-    def after(cls, timeout_ms: int, waited_s: float = 0.0) -> Self:
-        """Return the time that lies ``timeout_ms`` ahead, less what has passed; 0: never."""
-        now_s = asyncio.get_running_loop().time() - waited_s
-        return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
+    def __init__(self, timeout_ms: int, waited_s: float = 0.0) -> None:
+        self.timeout_ms = timeout_ms
+        self.at_s: float | None = None
+        """In the loop's time; None: never."""
+        if timeout_ms > 0:
+            now_s = asyncio.get_running_loop().time() - waited_s
+            self.at_s = now_s + timeout_ms / 1000
 
     @property
     def has_passed(self) -> bool:
@@ -107,14 +108,17 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
 
     def advance() -> None:
         if channel.advance():
-            _set_result(arrival, True)
+            if not arrival.done():
+                arrival.set_result(True)
         elif is_sending and not channel.is_sending:
             loop.remove_writer(descriptor)
 
+    def give_up() -> None:
+        if not arrival.done():
+            arrival.set_result(False)
+
     is_sending = channel.is_sending
-    timer = (
-        loop.call_at(deadline_s, _set_result, arrival, False) if deadline_s is not None else None
-    )
+    timer = None if deadline_s is None else loop.call_at(deadline_s, give_up)
     loop.add_reader(descriptor, advance)
     if is_sending:
         loop.add_writer(descriptor, advance)
@@ -136,17 +140,11 @@ async def take_reply(worker: WorkerProcess) -> Outcome:
     return await in_thread(worker.receive)
 
 
-def _set_result(future: "asyncio.Future[bool]", value: bool) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
 class SessionWorker:
     """Sends a session's commands to its worker, and restarts a worker that has crashed or hung.
 
     Args:
         pool: Provides the workers; the session has a place in it.
-        grace_s: How long a request may go on after its deadline before its worker is killed.
         num_lanes: Width of the session.
         timer: Entered while a request waits for the worker; None: requests are not timed.
     """
@@ -154,12 +152,10 @@ class SessionWorker:
     def __init__(
         self,
         pool: WorkerPool,
-        grace_s: float,
         num_lanes: int,
         timer: AbstractContextManager[None] | None = None,
     ) -> None:
         self._pool = pool
-        self._grace_s = grace_s
         self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
         """The latest worker; None: there has been none yet."""
@@ -171,8 +167,6 @@ class SessionWorker:
         self.endpoint = EndpointSide(SessionProgress.local(num_lanes))
         """Decides which of the session's requests count; counts its episodes."""
         self._next_report_s, self._report_pause_s = 0.0, _SLOW_RESET_S
-        self._started: WorkerProcess | None = None
-        """The process that takes the session's requests."""
         self._finishing: asyncio.Task[None] | None = None
         """Waits for a worker that finishes a command in vain."""
         self._direct: DirectHandle | None = None
@@ -199,24 +193,49 @@ class SessionWorker:
             number: The client's number of the request; 0: the client numbers none, and it gets the
                 next one.
         """
-        worker, endpoint = self.require(), self.endpoint
+        worker, endpoint = self.process, self.endpoint
+        assert worker is not None, "a Reset has made one ready"
         number = number or endpoint.last_forwarded + 1
-        if self._started is not worker:
+        if endpoint.progress is not worker.progress:  # it is another worker than before
             if not endpoint.may_start(number):
                 message = f"request {number} is out of order: a former worker has come further"
                 return Failure(FailureKind.OUT_OF_ORDER, message)
-            self.endpoint.start(number, worker.progress)
-            self._started = worker
+            endpoint.start(number, worker.progress)
             self.counts.progress = worker.progress
-        else:
-            self.settle_numbers()  # the worker may have done more while this one waited for it
+        elif endpoint.skipped:  # the worker may have done more while this one waited for it
+            self.settle_numbers()
         endpoint.forward(number)
-        reply = await self.call(command, deadline, number)
+        if worker.channel.connection.fileno() < 0:
+            reply: Outcome = Failure(FailureKind.CRASHED, _GONE)
+        else:
+            endpoint.command_sent()
+            with self._timer:
+                worker.submit(command, number)
+                reply = await self._reply(worker, deadline)
         if isinstance(reply, Failure):
             endpoint.failed(number)
         elif type(reply) is ResetReply:
             self.counts.resets += 1
         return reply
+
+    async def _reply(self, worker: WorkerProcess, deadline: Deadline) -> Outcome:
+        """Wait for the reply to a request; log resets that take long meanwhile."""
+        channel, loop = worker.channel, asyncio.get_running_loop()
+        is_alone = self._pool.num_sessions == 1  # else other sessions would wait for the loop
+        if is_alone:
+            self._spin.spin(channel.advance)
+        while not channel.has_message:
+            until_s = loop.time() + _LOOK_EVERY_S
+            if deadline.at_s is not None:
+                until_s = min(until_s, deadline.at_s)
+            if await wait_for_reply(worker, until_s):
+                break
+            if deadline.has_passed:
+                return self._late(worker, deadline.timeout_ms)
+            self.report_resets()
+        if is_alone:
+            self._spin.learn()
+        return await self._received_reply(worker)
 
     def skip(self, number: int, *, has_failed: bool = False) -> None:
         self.endpoint.skip(number, has_failed=has_failed)
@@ -224,39 +243,13 @@ class SessionWorker:
 
     def settle_numbers(self) -> None:
         """Send the worker the numbers that it must skip; see ``EndpointSide.take_skips``."""
-        worker = self._started
-        if worker is not None and worker.channel.connection.fileno() >= 0:
+        worker = self.process
+        # A new worker begins with the next request, beyond the numbers that are skipped.
+        if worker is None or worker.progress is not self.progress:
+            return
+        if worker.channel.connection.fileno() >= 0:
             for number in self.endpoint.take_skips():
                 worker.submit(SkipRequestCommand(number))
-
-    async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Outcome:
-        """Have ``command`` executed by an idle worker; with a number, it is a request."""
-        worker = self.require()
-        channel = worker.channel
-        if channel.connection.fileno() < 0:
-            return Failure(FailureKind.CRASHED, _GONE)
-        self.endpoint.command_sent()
-        with self._timer:
-            worker.submit(command, number)
-            is_alone = self._pool.num_sessions == 1  # else other sessions would wait for the loop
-            if is_alone:
-                self._spin.spin(channel.advance)
-            if not channel.has_message and not await self._wait_for_reply(worker, deadline.at_s):
-                return self._late(worker, deadline.timeout_ms)
-            if is_alone:
-                self._spin.learn()
-            return await self._received_reply(worker)
-
-    async def _wait_for_reply(self, worker: WorkerProcess, deadline_s: float | None) -> bool:
-        """Wait as ``wait_for_reply`` does; log resets that take long meanwhile."""
-        loop = asyncio.get_running_loop()
-        while True:
-            until_s = loop.time() + _LOOK_EVERY_S
-            if deadline_s is not None and deadline_s <= until_s:
-                return await wait_for_reply(worker, deadline_s)
-            if await wait_for_reply(worker, until_s):
-                return True
-            self.report_resets()
 
     def report_resets(self) -> None:
         """Log how far the resets of the request in progress are, if they take long."""
@@ -300,23 +293,20 @@ class SessionWorker:
             if is_stepping:
                 until_s = None if left_s is None else loop.time() + left_s
             else:
-                deadline = deadline or Deadline.after(timeout_ms)
+                deadline = deadline or Deadline(timeout_ms)
                 # One more step may begin just now; the command is executed before a second one.
                 until_s = loop.time() + _RECHECK_S
                 until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
             if await wait_for_reply(worker, until_s):
-                break
+                return await self._received_reply(worker)
             if is_stepping and progress.done < number:
-                return self._late_aside(
-                    self._late(worker, limit_ms, observer_grace_s=_OBSERVER_GRACE_S)
-                )
+                failure = self._late(worker, limit_ms, observer_grace_s=_OBSERVER_GRACE_S)
+                break
             if deadline is not None and not progress.is_busy and deadline.has_passed:
                 text = "the idle environment's process has not answered within"
-                return self._late_aside(self._late(worker, timeout_ms, text))
-        return await self._received_reply(worker)
-
-    def _late_aside(self, failure: Failure) -> Failure:
-        """Return the failure of a command that no step on the direct connection let through."""
+                failure = self._late(worker, timeout_ms, text)
+                break
+        # No step on the direct connection has let the command through.
         number = self.progress.begun
         self.disconnect()
         if self.endpoint.disconnect_overdue(number):
@@ -337,52 +327,36 @@ class SessionWorker:
         message: str = "no result within",
         observer_grace_s: float = 0.0,
     ) -> Failure:
-        """Return the failure of a late command, which ``worker`` finishes in vain."""
-        self.endpoint.missed_deadline()
-        self._finish_in_vain(worker, observer_grace_s)
-        return self.timed_out(message, timeout_ms)
-
-    def _finish_in_vain(self, worker: WorkerProcess, observer_grace_s: float = 0.0) -> None:
-        """Let ``worker`` finish, and kill it when that takes too long; returns at once.
+        """Return the failure of a late command, which ``worker`` finishes in vain.
 
         Args:
             worker: The process.
+            timeout_ms: Timeout of the command.
+            message: Begin of the message.
             observer_grace_s: How long an observer's picture may take after the late step.
         """
+        self.endpoint.missed_deadline()
         self._finishing = asyncio.ensure_future(self._finish(worker, observer_grace_s))
+        return self.timed_out(message, timeout_ms)
 
-    async def _finish(self, worker: WorkerProcess, observer_grace_s: float) -> None:
+    async def _finish(self, worker: WorkerProcess, observer_grace_s: float = 0.0) -> None:
+        """Let ``worker`` finish a command in vain, and kill it if that takes too long."""
+        grace_s = self._pool.step_grace_s
         try:
             if worker.channel.connection.fileno() < 0:  # it has died meanwhile
                 return
             loop = asyncio.get_running_loop()
-            has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
+            has_finished = await wait_for_reply(worker, loop.time() + grace_s)
             if not has_finished and observer_grace_s and not worker.progress.is_busy:
                 has_finished = await wait_for_reply(worker, loop.time() + observer_grace_s)
             if has_finished:
                 await take_reply(worker)
             else:
-                self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
+                self.warn("still busy %g s after a deadline: the worker is killed", grace_s)
                 await in_thread(worker.kill)
         finally:
             self.endpoint.reply_received()
             self._finishing = None
-
-    async def send(self, command: Command) -> bool:
-        """Send an idle worker a command without a reply; return whether it was sent soon.
-
-        The rest of a command is sent before the next one.
-        """
-        worker, loop = self.require(), asyncio.get_running_loop()
-        worker.submit(command)
-        channel, until_s = worker.channel, loop.time() + _LONGEST_SENDING_S
-        # A command larger than the socket's buffer is sent only as the worker reads.
-        while channel.is_sending and channel.connection.fileno() >= 0:
-            if loop.time() >= until_s:
-                return False
-            await asyncio.sleep(_SENDING_PAUSE_S)
-            channel.advance()
-        return True
 
     async def make_ready(self, deadline: Deadline) -> Failure | None:
         """Make sure that there is an idle worker: restart one that has crashed or was killed.
@@ -494,20 +468,26 @@ class SessionWorker:
     async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
         """Have steps of ``episodes`` executed over the direct connection, from now on.
 
-        A worker that does not read the command loses the connection: with half a command it would
-        wait for the rest, which is sent with the next request on the stream, and its deadline.
+        With none of them the worker passes direct steps to the stream. A worker that does not read
+        the command loses the connection: with half a command it would wait for the rest, which is
+        sent with the next request on the stream, and its deadline.
         """
-        if self._is_connected and not await self.send(SetEpisodesCommand(episodes)):
-            self.warn(
-                "the session's steps become messages: its environment's process, which should be "
-                "idle, does not read its commands"
-            )
-            self.disconnect()
-
-    def clear_episodes(self) -> None:
-        """Have the worker pass direct steps to the stream, until ``set_episodes``."""
-        if self._is_connected:
-            self.require().submit(SetEpisodesCommand(()))
+        if not self._is_connected:
+            return
+        worker, loop = self.require(), asyncio.get_running_loop()
+        worker.submit(SetEpisodesCommand(episodes))
+        channel, until_s = worker.channel, loop.time() + _LONGEST_SENDING_S
+        # A command larger than the socket's buffer is sent only as the worker reads.
+        while channel.is_sending and channel.connection.fileno() >= 0:
+            if loop.time() >= until_s:
+                self.warn(
+                    "the session's steps become messages: its environment's process, which should "
+                    "be idle, does not read its commands"
+                )
+                self.disconnect()
+                return
+            await asyncio.sleep(_SENDING_PAUSE_S)
+            channel.advance()
 
     async def close_direct(self) -> None:
         """Move the next requests to the stream, after the step that is in progress."""
@@ -543,29 +523,24 @@ class SessionWorker:
         if not process.is_alive or direct.has_ended:
             self.disconnect()
             return
-        overdue = self.progress.overdue_number
+        number, timeout_ms = self.progress.overdue_number, self.progress.timeout_ms
         # A request that waits for the worker enforces the deadline itself.
-        if overdue and self.endpoint.is_idle:
-            self._end_overdue(overdue)
+        if not number or not self.endpoint.is_idle:
+            left_s = None
+            if self.progress.is_busy:
+                self.report_resets()
+                left_s = self.progress.remaining_s
+            self._watch_soon(process, direct, left_s)
             return
-        left_s = None
-        if self.progress.is_busy:
-            self.report_resets()
-            left_s = self.progress.remaining_s
-        self._watch_soon(process, direct, left_s)
-
-    def _end_overdue(self, number: int) -> None:
-        """Give up a step that has missed its deadline: its client gets the error on the stream."""
-        timeout_ms = self.progress.timeout_ms
-        # An answer that has left before this counts; none leaves after it.
+        # The step's client gets the error on the stream. An answer that has left before this
+        # counts; none leaves after it.
         self.disconnect()
         if self.endpoint.disconnect_overdue(number):
             self._overdue = self.timed_out("no result within", timeout_ms)
         # After the worker's present work; both results are dropped.
-        worker = self.require()
         self.endpoint.command_sent()
-        worker.submit(CloseDirectCommand())
-        self._finish_in_vain(worker)
+        process.submit(CloseDirectCommand())
+        self._finishing = asyncio.ensure_future(self._finish(process))
 
     # --- the log ----------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.endpoint.session_limit import RAISE_LIMITS, require_descriptors
+from rlmesh_ray.server.env.env_options import DEFAULT_STEP_GRACE_S
 from rlmesh_ray.server.observe.counters import EnvCounters
 from rlmesh_ray.server.observe.session_log import FailureLog
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -32,6 +33,7 @@ class WorkerPool:
         validation: How the workers validate values.
         max_sessions: Most sessions at a time.
         sessions_per_worker: How many sessions' workers share a process.
+        step_grace_s: How long a request may go on after its deadline before its worker is killed.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class WorkerPool:
         validation: ValidationMode,
         max_sessions: int,
         sessions_per_worker: int = 1,
+        step_grace_s: float = DEFAULT_STEP_GRACE_S,
     ) -> None:
         self._source = source
         self._sessions_per_worker = sessions_per_worker
+        self.step_grace_s = step_grace_s
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
@@ -63,7 +67,7 @@ class WorkerPool:
         self.failures = FailureLog()
         """Logs the failures of the environments."""
         self.steps_subsets = False
-        """Whether the workers can step some of their lanes; only after ``start``."""
+        """Whether a client may reset and step any lanes alone; only after ``start``."""
 
     def start(self) -> EnvContract:
         """Start the first worker; blocks until its environment exists.
@@ -72,7 +76,9 @@ class WorkerPool:
             EnvStartError: The environment could not be created.
         """
         self._spare = WorkerProcess.start(self._source, validation=self._validation)
-        self.steps_subsets = self._spare.steps_subsets
+        # Lanes that reset themselves may only be stepped together.
+        is_disabled = self._spare.contract.autoreset_mode is AutoresetMode.DISABLED
+        self.steps_subsets = is_disabled and self._spare.steps_subsets
         self._contract = self._spare.contract
         return self._contract
 

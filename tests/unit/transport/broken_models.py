@@ -116,7 +116,7 @@ class RefusedCallsCount(EndpointSide):
     """As it was: where a call was refused, all that was sent before it counts as done."""
 
     def has_reached(self, number: int) -> bool:
-        return max(self._skipped, default=0) >= number or super().has_reached(number)
+        return max(self.skipped, default=0) >= number or super().has_reached(number)
 
 
 class CallsBeforeTheAnswer(ClientModel):

@@ -122,7 +122,7 @@ class EndpointModel:
         # WorkerProcess.
         self.buffers = self.direct_block = 0
         # LaneSession.
-        self.is_running = self.is_released = False
+        self.is_released = False
         # SessionWorker.
         self.direct = 0
         """The direct connection that it has opened; 0: none."""
@@ -155,7 +155,6 @@ class EndpointModel:
             self.started,
             self.buffers,
             self.direct_block,
-            self.is_running,
             self.is_released,
             self.direct,
             self.is_watched,
@@ -169,6 +168,10 @@ class EndpointModel:
         if own is self.world.worker.progress:
             return None
         return own.done, *counted_bytes(own)
+
+    @property
+    def has_episodes(self) -> bool:
+        return self.session.state is SessionState.READY
 
     @property
     def progress(self) -> SessionProgress:
@@ -235,7 +238,7 @@ class EndpointModel:
                 yield Move(f"the {turn.task} is late", "endpoint", name)
         elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
-        # SessionWorker._watch_direct, and the first lines of ._end_overdue.
+        # SessionWorker._watch_direct.
         is_busy = progress.is_busy and world.worker.is_alive
         if self.is_watched and is_busy and self.side.is_idle:
             yield Move("a direct step is late", "endpoint", "miss_direct")
@@ -280,7 +283,7 @@ class EndpointModel:
             if is_dead:  # SessionWorker.make_ready
                 self.cut()
                 self._take_worker()
-            if is_another and self.is_running and kind == PARTIAL:
+            if is_another and self.has_episodes and kind == PARTIAL:
                 self._complete(CRASHED)
                 return
         elif kind == RENDER and is_dead:
@@ -317,17 +320,11 @@ class EndpointModel:
             assert isinstance(outcome, Reply)
             result, chain = self._success(kind, outcome)
         response = self.session.complete(result, 0)
-        if self.session.state is not SessionState.READY:
-            self.is_running = False  # LaneSession._answer
+        if not self.has_episodes:  # LaneSession._answer
             self._notify(UNTRACK)
         elif isinstance(response, ResetDone):
-            self._track()
+            self._notify(TRACK)
         self._respond(response, chain)
-
-    def _track(self) -> None:
-        """``LaneSession._answer``."""
-        self.is_running = True
-        self._notify(TRACK)
 
     def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
         """Return what the worker's success is to the session; a wrong kind is none."""
@@ -361,7 +358,7 @@ class EndpointModel:
             world.responses += (result,)
 
     def release(self) -> None:
-        """``LaneSession.release``, after the doors were closed."""
+        """``LaneSession.end``."""
         world, turn = self.world, self.turn
         self.is_released = True
         self.session.interrupt(0)
@@ -392,7 +389,7 @@ class EndpointModel:
         self._ask(order)
 
     def _ask(self, order: Order) -> None:
-        """The first lines of ``SessionWorker.call`` and ``.call_after_step``."""
+        """The first lines of ``SessionWorker.request`` and ``.call_after_step``."""
         assert self.turn is not None
         self.side.command_sent()
         self._submit(order)
@@ -415,7 +412,7 @@ class EndpointModel:
                 self._submit(Order(PASS_OVER, number))
 
     def take(self) -> None:
-        """``SessionWorker.call``, ``.call_after_step`` or ``._finish``, when the reply is there."""
+        """``SessionWorker._reply``, ``.call_after_step`` or ``._finish``, when there is a reply."""
         worker, turn = self.world.worker, self.turn
         reply = Reply("", CRASHED)
         if worker.replies:
@@ -509,7 +506,7 @@ class EndpointModel:
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        if self.session.state is not SessionState.READY or not self.side.is_at_rest:
+        if not self.has_episodes or not self.side.is_at_rest:
             world.client.direct_comes(client, 0)
             return
         self.cut()
@@ -530,11 +527,11 @@ class EndpointModel:
             self.world.client.direct_comes(turn.number, 0)
             return
         self.direct, self.is_watched = turn.direct, True
-        self._track()
+        self._notify(TRACK)
         self.world.client.direct_comes(turn.number, turn.direct)
 
     def _notify(self, kind: str) -> None:
-        """``SessionWorker.set_episodes`` and ``.clear_episodes``."""
+        """``SessionWorker.set_episodes``."""
         if self.direct:
             self._submit(Order(kind))
 
@@ -552,7 +549,7 @@ class EndpointModel:
     def observe(self) -> None:
         """``LaneSession.observe``."""
         self.world.spend("observers")
-        if self.side.is_at_rest and self.is_running:
+        if self.side.is_at_rest and self.has_episodes:
             self.turn = Turn(OBSERVE)
             self._ask(Order(OBSERVE))
 
@@ -586,7 +583,7 @@ class EndpointModel:
             self.direct = 0
 
     def miss_direct(self) -> None:
-        """``SessionWorker._end_overdue``; its worker goes on between what it does."""
+        """``SessionWorker._watch_direct``; its worker goes on between what it does."""
         self.world.spend("deadlines")
         self.at_once = "cut_overdue", self.progress.begun
 
@@ -596,7 +593,7 @@ class EndpointModel:
 
     def judge_overdue(self, number: int) -> None:
         self._cut_late(number)
-        self.side.command_sent()  # SessionWorker._end_overdue
+        self.side.command_sent()  # SessionWorker._watch_direct
         self._submit(Order(DETACH))
 
 

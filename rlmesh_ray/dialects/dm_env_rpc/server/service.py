@@ -46,12 +46,11 @@ class EnvironmentService:
         self,
         pool: WorkerPool,
         contract: EnvContract,
-        step_grace_s: float,
         drain: Drain,
         idle_timeout_s: float | None = None,
     ) -> None:
         self._contract = contract
-        self._worlds = WorldRegistry(pool, contract, step_grace_s)
+        self._worlds = WorldRegistry(pool, contract)
         self._properties = Properties(contract)
         self._drain = drain
         self._idle_timeout_s = idle_timeout_s

@@ -69,7 +69,6 @@ class WorldRunner:
         contract: The endpoint's.
         slots: One a lane, or one for each agent of each lane.
         settings: The creator's; they fit the contract.
-        grace_s: How long a reset or step may take after its deadline before its worker is killed.
         owner: The stream that created it; None: the endpoint did.
     """
 
@@ -79,7 +78,6 @@ class WorldRunner:
         contract: EnvContract,
         slots: tuple[AgentSlot, ...],
         settings: CreateSettings,
-        grace_s: float,
         owner: object,
     ) -> None:
         self.name = uuid.uuid4().hex
@@ -88,7 +86,7 @@ class WorldRunner:
         """None: that stream has ended, or the endpoint has created the world."""
         self.is_open = owner is None
         """Whether an agent that names no world may join it: the endpoint has created it."""
-        self._worker = worker = SessionWorker(pool, grace_s, contract.num_envs)
+        self._worker = worker = SessionWorker(pool, contract.num_envs)
         # The kill of a worker that was abandoned, in progress.
         self._ending: asyncio.Future[None] | None = None
         self._log = SessionLog(
@@ -379,7 +377,7 @@ class WorldRunner:
         if isinstance(seeds, int):
             seeds = tuple(range(seeds, seeds + (len(lanes) or self._contract.num_envs)))
         self._has_ended = False
-        deadline = Deadline.after(self._settings.timeout_ms)
+        deadline = Deadline(self._settings.timeout_ms)
         if self._ending is not None:
             await asyncio.shield(self._ending)
             self._ending = None
@@ -412,7 +410,7 @@ class WorldRunner:
                 texts.append(tuple(column))
             else:
                 target[...] = column
-        deadline = Deadline.after(self._settings.timeout_ms)
+        deadline = Deadline(self._settings.timeout_ms)
         reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
             raise self._failed(as_failure(reply))
@@ -448,13 +446,11 @@ class WorldRegistry:
     Args:
         pool: Started; starts the workers of worlds. A world counts as a session.
         contract: The endpoint's.
-        grace_s: As for ``WorldRunner``.
     """
 
-    def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
+    def __init__(self, pool: WorkerPool, contract: EnvContract) -> None:
         self._pool = pool
         self.contract = contract
-        self._grace_s = grace_s
         self._slots = agent_slots(contract)
         self._worlds: dict[str, WorldRunner] = {}
         self._is_shared = any(slot.agent for slot in self._slots)
@@ -482,7 +478,7 @@ class WorldRegistry:
             await self._pool.reserve()
         except CapacityError as error:
             raise WorldError(Code.RESOURCE_EXHAUSTED, error.message) from error
-        world = WorldRunner(self._pool, self.contract, self._slots, settings, self._grace_s, owner)
+        world = WorldRunner(self._pool, self.contract, self._slots, settings, owner)
         self._worlds[world.name] = world
         return world
 

@@ -22,7 +22,7 @@ class SlowSession(LaneSession):
 
     def __init__(self) -> None:
         pool: Any = SimpleNamespace(counts=EnvCounters())
-        super().__init__(pool, contract(), 0.0, EDITION_DIALECT)
+        super().__init__(pool, contract(), EDITION_DIALECT)
         self.log: list[str] = []
         self.gate = asyncio.Event()
         self.outcome: tuple[object, ...] | Failure = (1,)

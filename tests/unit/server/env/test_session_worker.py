@@ -34,12 +34,10 @@ ENOUGH_S = 30.0
 class BusyWorker:
     """A worker at a step, which replies only when the test lets it."""
 
-    has_message = False
+    has_message = is_sending = False
     contract = SimpleNamespace(num_envs=1)
 
-    def __init__(self, num_pieces: int = 0) -> None:
-        self.num_pieces = num_pieces
-        """Of the command, that have not left; one does each time that it is asked to go on."""
+    def __init__(self) -> None:
         self.progress = SessionProgress.local(1)
         self.connection, self._theirs = socket.socketpair()
         self.channel = self
@@ -48,12 +46,7 @@ class BusyWorker:
     def submit(self, command: object, number: int = 0) -> None:
         """Take it, and do nothing."""
 
-    @property
-    def is_sending(self) -> bool:
-        return self.num_pieces > 0
-
     def advance(self) -> bool:
-        self.num_pieces = max(0, self.num_pieces - 1)
         return self.has_message
 
     def reply(self) -> None:
@@ -69,9 +62,14 @@ class BusyWorker:
         self._theirs.close()
 
 
+def pool() -> Any:
+    return SimpleNamespace(
+        counts=EnvCounters(), num_sessions=1, failures=FailureLog(), step_grace_s=0.0
+    )
+
+
 def session_of(process: Any) -> SessionWorker:
-    pool: Any = SimpleNamespace(counts=EnvCounters(), num_sessions=1, failures=FailureLog())
-    session = SessionWorker(pool, 0.0, 1)
+    session = SessionWorker(pool(), 1)
     session.process = process
     return session
 
@@ -121,12 +119,11 @@ def reset_of_eight_lanes() -> Outcome:
 
     async def run() -> Outcome:
         session = session_of(process)
-        session.endpoint.progress = progress
-        progress.begin(1, 30_000)
-        progress.note_resets(0, 8)
+        loop.call_soon(progress.begin, 1, 30_000)
+        loop.call_soon(progress.note_resets, 0, 8)
         for number in range(1, 9):
             loop.call_later(5.0 * number - 0.5, progress.note_resets, number, 8)
-        answer = await session.call(ResetCommand(), Deadline.after(30_000), 1)
+        answer = await session.request(ResetCommand(), Deadline(30_000), 1)
         await session.make_idle(_never())
         return answer
 
@@ -175,33 +172,31 @@ def test_a_command_behind_a_step_gets_its_own_answer(begins_later: bool) -> None
     assert answer == RenderReply(b"png")
 
 
-@pytest.mark.parametrize(
-    ("num_pieces", "longest_s", "has_left"), [(0, 0.0, True), (3, 60.0, True), (3, 0.0, False)]
-)
-def test_sending_to_a_worker_that_does_not_read_ends_in_time(
-    num_pieces: int, longest_s: float, has_left: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_worker, "_LONGEST_SENDING_S", longest_s)
-    process = BusyWorker(num_pieces)
-
-    async def send() -> bool:
-        return await session_of(process).send(SetEpisodesCommand(()))
-
-    assert asyncio.run(send()) is has_left
-    assert process.is_sending is not has_left
-    process.kill()
-
-
 # --- the direct connection -----------------------------------------------------------------
+
+
+class Channel:
+    """Of a process that has ended, or that reads the first command in so many pieces."""
+
+    def __init__(self, num_pieces: int) -> None:
+        self.num_pieces = num_pieces
+        descriptor = 0 if num_pieces else -1
+        self.connection = SimpleNamespace(fileno=lambda: descriptor)
+
+    @property
+    def is_sending(self) -> bool:
+        return self.num_pieces > 0
+
+    def advance(self) -> None:
+        self.num_pieces -= 1
 
 
 class Lent(SessionWorker):
     """A worker that opens a direct connection with this reply; its commands are noted."""
 
-    def __init__(self, reply: Outcome, *, reads: bool = True) -> None:
-        pool: Any = SimpleNamespace(counts=EnvCounters(), num_sessions=1, failures=FailureLog())
-        super().__init__(pool, 0.0, 1)
-        self.reply, self.reads = reply, reads
+    def __init__(self, reply: Outcome, num_pieces: int = 0) -> None:
+        super().__init__(pool(), 1)
+        self.reply = reply
         self.asked: list[tuple[Command, int]] = []
         self.sent: list[Command] = []
         self.logged: list[str] = []
@@ -210,8 +205,8 @@ class Lent(SessionWorker):
         self.has_ended = asyncio.Event()
         process: Any = SimpleNamespace(
             open_direct_tcp=lambda connection: DirectHandle((), connection),
-            channel=SimpleNamespace(connection=SimpleNamespace(fileno=lambda: -1)),
-            submit=lambda command: None,
+            channel=Channel(num_pieces),
+            submit=self.sent.append,
             contract=SimpleNamespace(num_envs=1),
             is_alive=True,
         )
@@ -220,10 +215,6 @@ class Lent(SessionWorker):
     async def call_after_step(self, command: Command, timeout_ms: int) -> Outcome:
         self.asked.append((command, timeout_ms))
         return self.reply
-
-    async def send(self, command: Command) -> bool:
-        self.sent.append(command)
-        return self.reads
 
     def warn(self, message: str, *values: object) -> None:
         self.logged.append(message % values)
@@ -271,12 +262,15 @@ def test_the_log_has_the_reason_once(reply: Outcome, logged: list[str]) -> None:
     assert lent(reply)[0].logged == logged
 
 
-@pytest.mark.parametrize("has_left", [True, False])
+@pytest.mark.parametrize(
+    ("num_pieces", "longest_s", "has_left"), [(0, 0.0, True), (3, 60.0, True), (3, 0.0, False)]
+)
 def test_a_worker_that_does_not_read_loses_its_direct_connection(
-    has_left: bool,
+    num_pieces: int, longest_s: float, has_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session_worker, "_LONGEST_SENDING_S", longest_s)
     ours, theirs = socket.socketpair()
-    worker = Lent(DirectReply(is_open=True), reads=has_left)
+    worker = Lent(DirectReply(is_open=True), num_pieces)
 
     async def set_episodes() -> None:
         direct = await worker.open_direct(1000, ours, tag_arrays=True)

@@ -59,7 +59,6 @@ class Endpoint:
         self.service = EnvService(
             pool,
             contract(render_mode),
-            0.0,
             ServiceOptions(),
             Drain(),
             ConnectionBroker(has_shared_memory=False),

@@ -48,7 +48,7 @@ def test_a_fault_of_our_own_is_answered_and_the_stream_goes_on(
     create = pb.EnvironmentRequest(create_world={}).SerializeToString()
     leave = pb.EnvironmentRequest(leave_world={}).SerializeToString()
     stream = Stream(create, leave)
-    service = EnvironmentService(POOL, CONTRACT, 1.0, Drain())
+    service = EnvironmentService(POOL, CONTRACT, Drain())
 
     # Without a pool no world can be made.
     asyncio.run(service.process(stream.requests(), cast("Any", stream)))
@@ -60,7 +60,7 @@ def test_a_fault_of_our_own_is_answered_and_the_stream_goes_on(
 
 
 def test_a_request_may_be_as_large_as_its_integers_can_become() -> None:
-    service = EnvironmentService(POOL, CONTRACT, 1.0, Drain())
+    service = EnvironmentService(POOL, CONTRACT, Drain())
 
     assert service.max_request_bytes > 2 * 1000 * 1000 * 10
     assert service.streams_per_session == 2
@@ -69,7 +69,7 @@ def test_a_request_may_be_as_large_as_its_integers_can_become() -> None:
 @given(st.binary(max_size=40))
 def test_any_bytes_are_answered(data: bytes) -> None:
     stream = Stream(data)
-    service = EnvironmentService(POOL, CONTRACT, 1.0, Drain())
+    service = EnvironmentService(POOL, CONTRACT, Drain())
 
     asyncio.run(service.process(stream.requests(), cast("Any", stream)))
 
