@@ -144,7 +144,7 @@ def _without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let observers ask as often as they like."""
     monkeypatch.setattr(observer_service, "MAX_A_SECOND", 10**6)
     monkeypatch.setattr(env_service, "MAX_A_SECOND", 10**6)
-    monkeypatch.setattr(env_service, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
 
 
 @pytest.mark.usefixtures("_without_limits")

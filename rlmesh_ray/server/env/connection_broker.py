@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.server.env.lane_session import LaneSession
+from rlmesh_ray.server.env.lane_session import Sessions
 from rlmesh_ray.transport import direct_sockets, tcp
 from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
 
@@ -64,10 +64,8 @@ class ConnectionBroker:
             secrets.token_hex(direct_sockets.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
         )
         self._sockets, self._port = sockets, port
-        self.sessions: dict[str, LaneSession] = {}
-        """The open sessions by their ids, which only the edition's handshake gives."""
-        self._opening: set[str] = set()
-        """Sessions whose clients are opening a connection: each takes descriptors."""
+        self.sessions = Sessions()
+        """The open sessions of the endpoint."""
         self._tickets = TicketIssuer(endpoint)
         self._listeners: list[AuthenticatingListener] = []
 
@@ -107,7 +105,8 @@ class ConnectionBroker:
         """Stop listening, and close all direct connections after their steps. Idempotent."""
         for listener in self._listeners:
             listener.stop()
-        await asyncio.gather(*(session.close_direct() for session in self.sessions.values()))
+        sessions = self.sessions.by_name.values()
+        await asyncio.gather(*(session.close_direct() for session in sessions))
 
     def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
         """Return a ticket for one connection, replacing an older one; None: no such session.
@@ -116,22 +115,15 @@ class ConnectionBroker:
             session_id: Id of the session.
             timeout_ms: Timeout of its steps.
         """
-        if not self._sockets or session_id not in self.sessions:
+        if self.sessions.with_id(session_id) is None:
             return None
         return self._tickets.issue(session_id, timeout_ms)
 
-    async def _open_once(
+    async def _open_direct(
         self, session_id: str, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
-        """Open a session's direct connection, unless another one of it is being opened."""
-        session = self.sessions.get(session_id)
-        if session is None or session_id in self._opening:
-            return None
-        self._opening.add(session_id)
-        try:
-            return await session.open_direct(timeout_ms, connection)
-        finally:
-            self._opening.discard(session_id)
+        session = self.sessions.with_id(session_id)
+        return None if session is None else await session.open_direct(timeout_ms, connection)
 
     async def _accept_local(
         self, client: socket.socket, mark_authenticated: Callable[[], object]
@@ -140,7 +132,7 @@ class ConnectionBroker:
             data = await read_exactly(client, direct_sockets.HELLO.size)
         mark_authenticated()
         session_id, timeout_ms = direct_sockets.HELLO.unpack(data)
-        direct = await self._open_once(session_id.decode("ascii", "replace"), timeout_ms, None)
+        direct = await self._open_direct(session_id.decode("ascii", "replace"), timeout_ms, None)
         if direct is None:
             client.send(direct_sockets.REFUSED)
             return
@@ -169,7 +161,7 @@ class ConnectionBroker:
         connection = client.dup()
         direct = None
         try:
-            direct = await self._open_once(issued.session_id, issued.timeout_ms, connection)
+            direct = await self._open_direct(issued.session_id, issued.timeout_ms, connection)
             if direct is not None:
                 direct.send(tcp.ACCEPTED)
         except OSError:

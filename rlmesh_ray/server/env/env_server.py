@@ -22,7 +22,6 @@ from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.endpoint.log_context import logged_as, new_endpoint_id
 from rlmesh_ray.server.env.connection_broker import ConnectionBroker
 from rlmesh_ray.server.env.data_address import bound_sockets, checked_data_address
-from rlmesh_ray.server.env.env_dialects import load_dialect_services
 from rlmesh_ray.server.env.env_options import (
     DEFAULT_MAX_SESSIONS,
     DEFAULT_STEP_GRACE_S,
@@ -31,7 +30,7 @@ from rlmesh_ray.server.env.env_options import (
     EnvServerOptions,
     checked_names,
 )
-from rlmesh_ray.server.env.env_service import EnvService
+from rlmesh_ray.server.env.env_service import EnvService, load_dialect_services
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.server.observe.observer_service import StatisticsService
 from rlmesh_ray.server.observe.statistics import EnvStatistics

@@ -1,25 +1,23 @@
 """The gRPC services of an environment endpoint.
 
 EnvService: each Join stream is a session, in the dialect of its first message. LaneService: calls
-into the lanes of an open session; a name that the operator has not allowed never reaches an
-environment. TransportService: tickets for direct TCP connections. ObserverService: lists of the
-sessions, which ask no worker, and pictures, each of which delays its session: there is one at a
-time, and a limited number a second.
+into the lanes of an open session. TransportService: tickets for direct TCP connections.
+ObserverService: lists of the sessions, which ask no worker, and pictures of their lanes.
 
 Handlers take raw bytes, so that a malformed frame is answered in band instead of breaking the
 stream.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Protocol
 
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.env_session import Failure
-from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.error_text import parsed, refuse
 from rlmesh_ray.server.endpoint.handshake_service import (
@@ -30,19 +28,21 @@ from rlmesh_ray.server.endpoint.handshake_service import (
     capabilities_of_session,
 )
 from rlmesh_ray.server.endpoint.idle_timeout import IdleTimeout
-from rlmesh_ray.server.endpoint.log_context import current, short_name
 from rlmesh_ray.server.endpoint.session_limit import refusing_when_full
 from rlmesh_ray.server.env.connection_broker import ConnectionBroker
-from rlmesh_ray.server.env.env_dialects import EnvServerDialect, load_env_dialects
-from rlmesh_ray.server.env.lane_session import CallOutcome, LaneSession
+from rlmesh_ray.server.env.lane_session import (
+    EDITION_DIALECT,
+    CallOutcome,
+    EnvServerDialect,
+    LaneSession,
+    Sessions,
+)
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.server.observe.observer_service import MAX_A_SECOND, TokenBucket
 from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, observe_v1, transport_v1
 from rlmesh_ray.wire.image_codec_v1 import SentImages
-from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
-from rlmesh_ray.wire.observe_v1 import ObservedSession
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
@@ -52,9 +52,6 @@ _ABLE = {
     capabilities.NUMBERED_REQUESTS: "",
     capabilities.PARTIAL_RESET: "",
 }
-MOST_SHARE = 0.1
-"""Largest part of a session's time that pictures for observers may take."""
-_LONGEST_QUOTE = 80
 _GONE = "no such session is open (any more); list them again"
 _STOPPING = "the endpoint is stopping"
 _SAME_STEP_REFUSAL = (
@@ -64,36 +61,44 @@ _SAME_STEP_REFUSAL = (
 )
 
 
-@dataclass(slots=True)
-class _OpenSession:
-    """An open session, as observers see it."""
+class DialectService(Protocol):
+    """A gRPC service that a dialect adds to the endpoint of an environment.
 
-    session: LaneSession
-    peer: str
-    pictures: TokenBucket
-    since_ns: int
-    no_picture_before_s: float = 0.0
+    ``pool`` is started and starts the workers of the service's sessions; the other arguments are
+    those of ``EnvService`` and ``EnvServer``.
+    """
 
-    def report(self, name: str) -> ObservedSession:
-        session = self.session
-        own, counts = session.worker.counts, session.worker.endpoint.copied_counts()
-        done = own.read()
-        episodes = zip(session.episodes, counts.is_tracked, strict=True)
-        return ObservedSession(
-            name,
-            self.peer,
-            self.since_ns,
-            session.dialect.name,
-            own.transport,
-            tuple(each.episode_id if each and is_tracked else "" for each, is_tracked in episodes),
-            tuple(counts.step_counts.tolist()),
-            tuple(counts.cumulative_rewards.tolist()),
-            done.num_steps,
-            done.lane_steps,
-            own.resets,
-            done.episodes,
-            done.deviations,
-        )
+    def __init__(
+        self,
+        pool: WorkerPool,
+        contract: EnvContract,
+        drain: Drain,
+        idle_timeout_s: float | None = None,
+    ) -> None: ...
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size of the largest request that a client can have a use for."""
+
+    @property
+    def streams_per_session(self) -> int:
+        """How many streams a session may have."""
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the gRPC handlers of the service."""
+
+
+def load_dialect_services(enabled: Collection[str]) -> list[type[DialectService]]:
+    return [
+        each.load("server.service").ENV_SERVICE
+        for each in registry.DIALECTS
+        if each.service and each.name in enabled
+    ]
+
+
+def load_env_dialects() -> dict[str, EnvServerDialect]:
+    """Return the dialects of EnvService, by generation; the first is the edition's."""
+    return {PROTOCOL_V1: EDITION_DIALECT, **registry.load_generations("server.env_dialect")}
 
 
 class EnvService:
@@ -106,7 +111,7 @@ class EnvService:
         drain: Counts the requests of the endpoint.
         broker: Opens direct connections for the sessions.
         allowed_calls: From ``checked_names``; if empty, there is no LaneService.
-        clock: Returns seconds that only grow; for the limits of observers.
+        clock: Returns seconds that only grow; for the limit of lists.
     """
 
     def __init__(
@@ -125,15 +130,11 @@ class EnvService:
         self._drain = drain
         self._broker = broker
         self._allowed_calls = allowed_calls
-        self._clock = clock
         self._lists = TokenBucket(MAX_A_SECOND, clock)
-        self._open: dict[str, _OpenSession] = {}
-        """The open sessions by their names in the log."""
-        mode = contract.autoreset_mode
-        self._steps_subsets = pool.steps_subsets
+        self.sessions: Sessions = broker.sessions
         # The edition reserves this mode: a client without the capability would take the first
         # observation of the next episode for the last one of this, and learn from it.
-        self._is_same_step = mode is AutoresetMode.SAME_STEP
+        self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
         images = image_codec_v1.offer(contract.observation_space, resizes=not self._is_same_step)
         calls = {capabilities.LANE_CALLS: ",".join(allowed_calls)} if allowed_calls else {}
@@ -143,7 +144,7 @@ class EnvService:
             PROTOCOL_V1: {**_ABLE, **own, **images, **calls, **broker.offered_capabilities}
         }
         for name in others:
-            able[name] = self._dialects[name].subset_capabilities if self._steps_subsets else {}
+            able[name] = self._dialects[name].subset_capabilities if pool.steps_subsets else {}
         obstacles = dict.fromkeys(others if self._is_same_step else (), _SAME_STEP_REFUSAL)
         self._handshakes = HandshakeService(self._dialects, able, options, contract, obstacles)
 
@@ -186,16 +187,17 @@ class EnvService:
             self._pool,
             self._contract,
             dialect,
-            tag_arrays=capabilities.NDARRAY in offered,
-            is_numbered=capabilities.NUMBERED_REQUESTS in offered,
-            steps_subsets=self._steps_subsets,
+            offered,
             images=images,
+            allowed_calls=self._allowed_calls,
+            session_id=session_id,
+            peer=context.peer(),
         )
-        idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(session))
-        close = self.add(session, context.peer(), session_id)
+        self.sessions.add(session)
+        idle_timeout = IdleTimeout(self._idle_timeout_s, session.was_active)
         log = SessionLog(
             self._pool.counts.sessions,
-            context.peer(),
+            session.peer,
             dialect.name,
             lambda: {"steps": session.worker.counts.read().num_steps},
         )
@@ -205,9 +207,8 @@ class EnvService:
                 try:
                     answer = await session.answer(data)
                     if session.is_over:
-                        close()
-                        # Before the answer: its reader may open the next session at once.
-                        session.release()
+                        # Before the answer: its reader may open the next session immediately.
+                        self.sessions.end(session)
                     await context.write(answer)
                 finally:
                     self._drain.end_request()
@@ -219,9 +220,7 @@ class EnvService:
             await idle_timeout.abort_if_expired(context)
         finally:
             idle_timeout.stop()
-            session.interrupt()
-            close()
-            session.release()
+            self.sessions.end(session)
             log.end(
                 is_closed=session.is_over,
                 is_idle=idle_timeout.has_expired,
@@ -262,32 +261,6 @@ class EnvService:
                 self._pool.release(None, is_idle=True)
         return begun
 
-    def add(self, session: LaneSession, peer: str, session_id: str) -> Callable[[], None]:
-        """Let others than the client of ``session`` find it, until the returned function is called.
-
-        Args:
-            session: A session that is open.
-            peer: gRPC's name of its client.
-            session_id: Its id, empty if it has none.
-        """
-        _, name = current()
-        while not name or name in self._open:  # a replay has the same
-            name = short_name("")
-        pictures = TokenBucket(MAX_A_SECOND, self._clock)
-        own = self._open[name] = _OpenSession(session, peer, pictures, time.time_ns())
-        if session_id:
-            # A second stream with the same id is a replay.
-            self._broker.sessions.setdefault(session_id, session)
-
-        def close() -> None:
-            session.close()
-            if self._open.get(name) is own:
-                del self._open[name]
-            if self._broker.sessions.get(session_id) is session:
-                del self._broker.sessions[session_id]
-
-        return close
-
     # --- calls into lanes, and direct connections --------------------------------------------
 
     async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -295,35 +268,15 @@ class EnvService:
         del data
         if isinstance(call, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(call))
-        session = self._broker.sessions.get(session_id_of(context))
+        session = self.sessions.with_id(session_id_of(context))
         outcome: CallOutcome = None
         if session is not None:
             with self._drain.request_in_progress():
-                outcome = self._objection(call)
-                if outcome is None:
-                    async with refusing_when_full(context):
-                        outcome = await session.call(call)
-                else:
-                    session.refuse(call)
+                async with refusing_when_full(context):
+                    outcome = await session.call(call)
         if outcome is None:
             await refuse(context, grpc.StatusCode.NOT_FOUND, "no such session is open")
         return lane_calls_v1.pack_response(outcome)
-
-    def _objection(self, call: LaneCall) -> CallFailed | None:
-        if call.name not in self._allowed_calls:
-            return CallFailed(
-                EnvErrorCode.INVALID_ACTION,
-                f"{call.name[:_LONGEST_QUOTE]!r} may not be called; the operator of this endpoint "
-                f"allows {', '.join(self._allowed_calls)} (allow_calls=…, --allow-call)",
-            )
-        lanes, num_lanes = call.lanes, self._contract.num_envs
-        if len(lanes) > len(set(lanes)) or not set(lanes) <= set(range(num_lanes)):
-            return CallFailed(
-                EnvErrorCode.INVALID_ACTION,
-                f"lanes {list(lanes[:_LONGEST_QUOTE])} are not all different and in "
-                f"[0, {num_lanes})",
-            )
-        return None
 
     async def open_tcp(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         timeout_ms = parsed(transport_v1.parse_request, data)
@@ -344,7 +297,9 @@ class EnvService:
         if not self._lists.take():
             message = f"{MAX_A_SECOND} lists of sessions a second are allowed here; ask less often"
             await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        return observe_v1.pack_sessions(each.report(name) for name, each in self._open.items())
+        return observe_v1.pack_sessions(
+            each.report(name) for name, each in self.sessions.by_name.items()
+        )
 
     async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         request = parsed(observe_v1.parse_render_request, data)
@@ -352,8 +307,8 @@ class EnvService:
         if isinstance(request, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(request))
         name, lane = request
-        own, contract = self._open.get(name), self._contract
-        if own is None:
+        session, contract = self.sessions.by_name.get(name), self._contract
+        if session is None:
             await refuse(context, grpc.StatusCode.NOT_FOUND, _GONE)
         if lane >= contract.num_envs:
             message = f"lane {lane} is not in [0, {contract.num_envs})"
@@ -366,14 +321,15 @@ class EnvService:
                 "pictures; serve it with render_mode='rgb_array' "
                 '(--env-kwargs \'{"render_mode": "rgb_array"}\')',
             )
-        await self._limit_pictures(own, context)
-        outcome = await own.session.observe(lane)
+        if objection := session.pictures.objection(is_rendering=bool(session.observations)):
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, objection)
+        outcome = await session.observe(lane)
         if outcome is None:
             await refuse(context, grpc.StatusCode.NOT_FOUND, _GONE)
         if isinstance(outcome, Failure):
             message = f"the session has no picture to give: {outcome.message}"
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-        own.no_picture_before_s = self._clock() + (1 / MOST_SHARE - 1) * outcome.took_s
+        session.pictures.note(outcome.took_s)
         if outcome.png is None:
             message = (
                 f"the environment has rendered nothing of lane {lane}; ask again when the lane has "
@@ -382,45 +338,7 @@ class EnvService:
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
         return observe_v1.pack_png(outcome.png)
 
-    async def _limit_pictures(self, own: _OpenSession, context: grpc.aio.ServicerContext) -> None:
-        message = ""
-        if own.session.observations:
-            message = (
-                "a picture of this session is being rendered, or waits for its turn; ask again "
-                "after it"
-            )
-        elif self._clock() < own.no_picture_before_s:
-            message = (
-                f"pictures take a session {MOST_SHARE:.0%} of its time at most; ask less often"
-            )
-        elif not own.pictures.take():
-            message = (
-                f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
-                "ask less often"
-            )
-        if message:
-            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-
 
 def session_id_of(context: grpc.aio.ServicerContext) -> str:
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
-
-
-def _signs_of_life(session: LaneSession) -> Callable[[], bool]:
-    """Return a function that returns whether the client has been active besides its stream."""
-    worker = session.worker
-
-    def look() -> tuple[int, int, bool]:
-        is_at_work = worker.is_direct_busy or bool(session.calls)
-        return worker.progress.begun, session.num_calls, is_at_work
-
-    last = look()
-
-    def is_active() -> bool:
-        # Steps and calls that have ended since the last look count, too.
-        nonlocal last
-        before, last = last, look()
-        return last != before or last[2]
-
-    return is_active

@@ -3,6 +3,10 @@
 They take turns: a call or a picture falls between two requests, never into a step. A request is a
 frame in and a frame out: the session's rules judge it, its worker executes it, and bytes become
 columns on the way, and back.
+
+A session's ``EnvServerDialect`` has what generations differ in by encoding, and its rules what they
+differ in by meaning. No code asks which generation it serves, except for the choice of the dialect
+when a stream begins.
 """
 
 import asyncio
@@ -10,9 +14,9 @@ import math
 import socket
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from rlmesh_ray.envs.commands import (
     CallCommand,
@@ -27,11 +31,13 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.vector_host import rows_of
 from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
     EnvOutcome,
+    EnvRules,
     EnvSession,
-    EpisodeStart,
     Failure,
     FailureKind,
     RenderOutcome,
@@ -43,28 +49,86 @@ from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     EnvFailed,
     EnvRequest,
+    EnvResponse,
     EnvTimings,
     Infos,
+    MalformedRequest,
     Render,
     Request,
     Reset,
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.env.env_dialects import EnvServerDialect
+from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
+from rlmesh_ray.server.endpoint.log_context import current, short_name
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.env.worker_pool import WorkerPool
+from rlmesh_ray.server.observe.observer_service import PictureLimits
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+from rlmesh_ray.wire.observe_v1 import ObservedSession
+from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
+from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 _MOST_DIGITS = 18  # of a number that a client counts to
+_LONGEST_QUOTE = 80
 T = TypeVar("T")
 Lanes = tuple[int, ...]
 """Some of the lanes, in any order; empty: all of them, in theirs."""
 CallOutcome = tuple[object, ...] | CallFailed | None
 """The results, or the error; None: the session has ended."""
+
+
+class EnvServerFrames(Protocol):
+    """A dialect's wire module for EnvService."""
+
+    HANDSHAKE: HandshakeFrames
+
+    def parse_request(self, data: bytes) -> EnvRequest | MalformedRequest:
+        """Return the request in a frame; never raises."""
+
+    def pack_response(self, response: EnvResponse, *, tag_arrays: bool) -> bytes:
+        """Return the frame of a response; arrays in infos keep their dtype if they are tagged."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvServerDialect:
+    """One generation's part in a session with an environment."""
+
+    name: str
+    """The generation's."""
+    frames: EnvServerFrames
+    codec: Callable[[SpaceSpec], BatchCodec]
+    """Returns the codec of a space."""
+    rules: EnvRules
+    infos: Callable[[Infos, Sequence[int], int], Infos]
+    """Converts the infos of a vector to the dialect's form, given the lanes that the response is
+    about, and the width of the vector."""
+    with_timings: Callable[[bytes, EnvTimings], bytes] | None = None
+    """Adds the time that a request took to its response; None: the dialect has no such field."""
+    handshake: GenerationHandshake | None = None
+    """None for the edition's generation."""
+    subset_capabilities: Mapping[str, str] = field(default_factory=dict)
+    """Offered where single lanes can be stepped; those of the edition are EnvService's."""
+
+    @property
+    def handshake_frames(self) -> HandshakeFrames:
+        return self.frames.HANDSHAKE
+
+
+EDITION_DIALECT = EnvServerDialect(
+    PROTOCOL_V1,
+    edition_frames,
+    edition_values.codec,
+    EDITION_2026_06_RULES,
+    lambda infos, _lanes, _num_lanes: warnings_as_texts(infos),
+)
 
 
 class RequestTimer:
@@ -118,10 +182,11 @@ class LaneSession:
         pool: Provides its worker; the session has a place in it.
         contract: Contract of the endpoint.
         dialect: Dialect of the client.
-        tag_arrays: Whether the client knows arrays in infos.
-        is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
-        steps_subsets: Whether the client may reset and step any lanes alone.
+        offered: Capabilities of the client.
         images: How images travel in observations, which are over all lanes then; None: unchanged.
+        allowed_calls: Names that the client may call in its lanes; from ``checked_names``.
+        session_id: What the client knows it by, a secret; empty where its protocol has none.
+        peer: gRPC's name of the client.
     """
 
     def __init__(
@@ -129,29 +194,29 @@ class LaneSession:
         pool: WorkerPool,
         contract: EnvContract,
         dialect: EnvServerDialect,
+        offered: frozenset[str] = frozenset(),
         *,
-        tag_arrays: bool = False,
-        is_numbered: bool = False,
-        steps_subsets: bool = False,
         images: SentImages | None = None,
+        allowed_calls: tuple[str, ...] = (),
+        session_id: str = "",
+        peer: str = "",
     ) -> None:
         self._timer = None if dialect.with_timings is None else RequestTimer()
         self.worker = SessionWorker(pool, contract.num_envs, self._timer)
         """Its worker."""
         self.dialect = dialect
-        self.is_numbered = is_numbered
-        """Whether the client numbers its requests."""
+        self.session_id, self.peer = session_id, peer
+        self.pictures = PictureLimits()
         self.is_over = False
         """Whether the stream ends after the answer that was given last."""
-        self.num_calls = 0
-        """How many calls have come."""
+        self._since_ns = time.time_ns()
         self._session = EnvSession(
             contract.num_envs,
             lambda: uuid.uuid4().hex,
             self.worker.endpoint,
             dialect.rules,
             autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
-            steps_subsets=steps_subsets,
+            steps_subsets=pool.steps_subsets,
         )
         self._contract = contract
         ends_early = dialect.rules.ends_when_abandoned
@@ -161,26 +226,25 @@ class LaneSession:
         self._frames = dialect.frames
         self._action_codec = dialect.codec(contract.action_space)
         self._observation_codec = dialect.codec(contract.observation_space)
-        self._tag_arrays = tag_arrays
+        self._tag_arrays = capabilities.NDARRAY in offered
+        self._is_numbered = capabilities.NUMBERED_REQUESTS in offered
         self._images = images
+        self._allowed_calls = allowed_calls
         self._all_lanes = tuple(range(contract.num_envs))
-        self._is_released = False
         self._turn = asyncio.Lock()
         self._num_answered = 0
         self._advanced = asyncio.Event()
         """Set whenever a request or a call has been answered."""
+        self._num_calls = 0
         self.calls: set[asyncio.Task[Any]] = set()
         """Calls that are in progress, or wait for their turn."""
         self.observations: set[asyncio.Task[Any]] = set()
         """Pictures for observers that are being drawn, or wait for their turn."""
         self._current: asyncio.Task[Any] | None = None
         """The call or picture whose turn it is."""
-        self._is_closed = False
-
-    @property
-    def episodes(self) -> tuple[EpisodeStart | None, ...]:
-        """The latest episode of each lane; None: its record has been taken."""
-        return self._session.tracker.episodes
+        self._has_ended = self._is_opening = False
+        self._last_look = (0, 0, False)
+        """Requests and calls at the last look of the idle timeout; whether any was in progress."""
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -254,14 +318,11 @@ class LaneSession:
             worker.skip(number, has_failed=isinstance(outcome, Failure))
         if not worker.endpoint.is_at_rest:
             worker.disconnect()  # it may be sending an answer that is never read
-        if self._images is not None and isinstance(outcome, ResetOutcome | StepOutcome):
-            data = await asyncio.to_thread(self._sent, self._images, outcome.observation)
-            outcome = replace(outcome, observation=data)
         return outcome
 
     def _number_of(self, request: Request | LaneCall) -> int:
         """Return the client's number for ``request``; 0: it has none."""
-        if not self.is_numbered:
+        if not self._is_numbered:
             return 0
         if isinstance(request, LaneCall):
             number = request.num_requests + 1
@@ -294,25 +355,26 @@ class LaneSession:
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
         shown = lanes if self.dialect.rules.narrows_replies else ()
-        return ResetOutcome(
-            self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
-        )
+        observation = await self._observation(process, reply.text_columns, shown)
+        return ResetOutcome(observation, self._infos(reply.infos, shown))
 
     async def _step(self, request: Step, deadline: Deadline, number: int) -> EnvOutcome:
-        if self.worker.endpoint.is_overdue(number):
-            return self.worker.overdue
-        if not self.worker.endpoint.is_at_rest:
-            obstacle = await self.worker.make_idle(deadline)
+        worker = self.worker
+        if worker.endpoint.is_overdue(number):
+            return worker.overdue
+        if not worker.endpoint.is_at_rest:
+            obstacle = await worker.make_idle(deadline)
             if obstacle is not None:
                 return obstacle
         lanes = self._some(request.env_indices) if request.env_indices else ()
+        process = worker.process
+        assert process is not None, "the session lets no Step through before a Reset is done"
         try:
-            process = self.worker.require()
             text_columns = self._write_action(process, request.action, lanes)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
         command = StepCommand(text_columns, lanes, self._session.autoreset_lanes)
-        reply = await self.worker.request(command, deadline, number)
+        reply = await worker.request(command, deadline, number)
         if not isinstance(reply, StepReply):
             return as_failure(reply)
         block = process.buffers.results
@@ -321,7 +383,7 @@ class LaneSession:
             rows = list(lanes)
             rewards, terminated, truncated = rewards[rows], terminated[rows], truncated[rows]
         return StepOutcome(
-            observation=self._observation(reply.text_columns, lanes),
+            observation=await self._observation(process, reply.text_columns, lanes),
             rewards=rewards.tolist(),
             terminated=terminated.tobytes(),
             truncated=truncated.tobytes(),
@@ -362,20 +424,21 @@ class LaneSession:
                 target[rows] = column  # type: ignore[index]  # array leaves have array columns
         return tuple(texts)
 
-    def _observation(self, text_columns: Sequence[tuple[str, ...]], lanes: Lanes) -> bytes:
+    async def _observation(
+        self, process: WorkerProcess, text_columns: Sequence[tuple[str, ...]], lanes: Lanes
+    ) -> bytes:
         texts = iter(text_columns)
         columns: list[Column] = [
             next(texts) if isinstance(column, tuple) else column
-            for column in self.worker.require().buffers.observations
+            for column in process.buffers.observations
         ]
         if lanes:
             columns = rows_of(columns, lanes)
-        return self._observation_codec.encode(columns, len(lanes) or self._contract.num_envs)
-
-    def _sent(self, images: SentImages, observation: bytes) -> bytes:
-        num_lanes = self._contract.num_envs
-        columns = self._observation_codec.decode(observation, num_lanes)
-        return images.values.encode(images.resized(columns), num_lanes)
+        num_lanes, images = len(lanes) or self._contract.num_envs, self._images
+        if images is None:
+            return self._observation_codec.encode(columns, num_lanes)
+        # Other sessions are served meanwhile; the worker writes nothing before the next request.
+        return await asyncio.to_thread(_compressed, images, columns, num_lanes)
 
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
         return self.dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
@@ -383,13 +446,27 @@ class LaneSession:
     # --- calls and pictures -----------------------------------------------------------------
 
     async def call(self, call: LaneCall) -> CallOutcome:
-        """Do an allowed ``call`` when its turn has come."""
-        self.num_calls += 1
+        """Do a ``call`` when its turn has come, if it is allowed."""
+        objection = self._objection(call)
+        if objection:
+            self._skip(call)
+            self._advanced.set()
+            return CallFailed(EnvErrorCode.INVALID_ACTION, objection)
+        self._num_calls += 1
         return await self._until_done(self._call_in_turn(call), self.calls)
 
-    def refuse(self, call: LaneCall) -> None:
-        self._skip(call)
-        self._advanced.set()
+    def _objection(self, call: LaneCall) -> str:
+        """Return why a call is not allowed; empty: it is."""
+        if call.name not in self._allowed_calls:
+            return (
+                f"{call.name[:_LONGEST_QUOTE]!r} may not be called; the operator of this endpoint "
+                f"allows {', '.join(self._allowed_calls)} (allow_calls=…, --allow-call)"
+            )
+        lanes = call.lanes
+        if len(lanes) > len(set(lanes)) or not set(lanes) <= set(self._all_lanes):
+            shown = list(lanes[:_LONGEST_QUOTE])
+            return f"lanes {shown} are not all different and in [0, {len(self._all_lanes)})"
+        return ""
 
     async def observe(self, lane: int) -> RenderOutcome | Failure | None:
         """Render a lane for an observer when its turn has come; None: the session has ended."""
@@ -416,7 +493,7 @@ class LaneSession:
         async with self._turn:
             self._current = asyncio.current_task()
             try:
-                return None if self._is_closed else await self._observe(lane)
+                return None if self._has_ended else await self._observe(lane)
             finally:
                 self._current = None
 
@@ -425,7 +502,7 @@ class LaneSession:
         if not self.worker.endpoint.is_at_rest:
             message = "its environment is still busy with a request that was too late; ask again"
             return Failure(FailureKind.TIMEOUT, message)
-        if self._is_released or self._session.state is not SessionState.READY:
+        if self._session.state is not SessionState.READY:
             message = "its client has not reset it, or has to do so again; ask after that"
             return Failure(FailureKind.BAD_REQUEST, message)
         reply = await self.worker.call_after_step(RenderCommand((lane,)), 0)
@@ -447,7 +524,7 @@ class LaneSession:
             return CallFailed(EnvErrorCode.BUSY, message)
         self._current = asyncio.current_task()
         try:
-            outcome = None if self._is_closed else await self._call(call, deadline)
+            outcome = None if self._has_ended else await self._call(call, deadline)
         finally:
             self._current = None
             self._turn.release()
@@ -458,7 +535,7 @@ class LaneSession:
         return CallFailed(code, outcome.message, outcome.debug_info)
 
     def _has_reached(self, num_requests: int) -> bool:
-        if self.is_numbered:
+        if self._is_numbered:
             return self.worker.endpoint.has_reached(num_requests)
         return self._num_answered >= num_requests
 
@@ -486,6 +563,36 @@ class LaneSession:
             worker.disconnect()  # the next step waits on the stream, or is answered there
         return failed
 
+    # --- what others see of it ----------------------------------------------------------------
+
+    def was_active(self) -> bool:
+        """Return whether the client has been active besides its stream since the last look."""
+        before, is_at_work = self._last_look, self.worker.is_direct_busy or bool(self.calls)
+        # Steps and calls that have ended since then count, too.
+        self._last_look = (self.worker.progress.begun, self._num_calls, is_at_work)
+        return is_at_work or self._last_look != before
+
+    def report(self, name: str) -> ObservedSession:
+        """Return the session as observers see it."""
+        own, counts = self.worker.counts, self.worker.endpoint.copied_counts()
+        done = own.read()
+        episodes = zip(self._session.tracker.episodes, counts.is_tracked, strict=True)
+        return ObservedSession(
+            name,
+            self.peer,
+            self._since_ns,
+            self.dialect.name,
+            own.transport,
+            tuple(each.episode_id if each and is_tracked else "" for each, is_tracked in episodes),
+            tuple(counts.step_counts.tolist()),
+            tuple(counts.cumulative_rewards.tolist()),
+            done.num_steps,
+            done.lane_steps,
+            own.resets,
+            done.episodes,
+            done.deviations,
+        )
+
     # --- the direct connection, and the end ---------------------------------------------------
 
     async def open_direct(
@@ -493,44 +600,74 @@ class LaneSession:
     ) -> DirectHandle | None:
         """Open a direct connection, between two requests; see ``SessionWorker.open_direct``.
 
-        None also where a client does not number requests: the numbers of its requests on the
-        stream would not follow those of its direct steps.
+        None also while another one is being opened, since each takes descriptors, and where a
+        client does not number requests: the numbers of its requests on the stream would not follow
+        those of its direct steps.
         """
-        async with self._turn:
-            if self._is_released or not self.is_numbered:
-                return None
-            if self._session.state is not SessionState.READY:
-                return None
-            direct = await self.worker.open_direct(
-                timeout_ms, connection, tag_arrays=self._tag_arrays
-            )
-            if self._is_released:  # meanwhile
-                self.worker.disconnect()
-                return None
-            if direct is not None:
-                await self.worker.set_episodes(self._session.tracker.episodes)
-            return None if direct is None or direct.is_disconnected else direct
+        if self._is_opening or not self._is_numbered:
+            return None
+        self._is_opening = True
+        try:
+            async with self._turn:
+                if self._has_ended or self._session.state is not SessionState.READY:
+                    return None
+                direct = await self.worker.open_direct(
+                    timeout_ms, connection, tag_arrays=self._tag_arrays
+                )
+                if self._has_ended:  # meanwhile
+                    self.worker.disconnect()
+                    return None
+                if direct is not None:
+                    await self.worker.set_episodes(self._session.tracker.episodes)
+                return None if direct is None or direct.is_disconnected else direct
+        finally:
+            self._is_opening = False
 
     async def close_direct(self) -> None:
         async with self._turn:
-            if not self._is_released:
+            if not self._has_ended:
                 await self.worker.close_direct()
 
-    def close(self) -> None:
-        """Cancel waiting calls and pictures, refuse new ones; before ``release``. Idempotent."""
-        self._is_closed = True
+    def end(self) -> None:
+        """End its calls and pictures, and give the worker back. Idempotent.
+
+        A worker that is still busy is killed, not waited for. That goes on by itself, so that the
+        cancellation of a stream cannot interrupt it.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._session.interrupt(time.time_ns())
         for task in (*self.calls, *self.observations):
             task.cancel()
+        self.worker.release()
 
-    def interrupt(self) -> None:
-        """Note that the stream has ended, in order or not."""
-        self._session.interrupt(time.time_ns())
 
-    def release(self) -> None:
-        """Give the worker back; one that is still busy is killed, not waited for. Idempotent.
+def _compressed(images: SentImages, columns: list[Column], num_lanes: int) -> bytes:
+    return images.values.encode(images.resized(columns), num_lanes)
 
-        The rest goes on by itself, so that the cancellation of a stream cannot interrupt it.
-        """
-        if not self._is_released:
-            self._is_released = True
-            self.worker.release()
+
+class Sessions:
+    """The open sessions of an endpoint: for calls, direct connections and observers."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, LaneSession] = {}
+        """By their names in the log."""
+
+    def with_id(self, session_id: str) -> LaneSession | None:
+        """Return the session of the client that knows this id; None: it is not open."""
+        session = self.by_name.get(short_name(session_id))
+        return session if session is not None and session.session_id == session_id else None
+
+    def add(self, session: LaneSession) -> None:
+        """Let others than the client of ``session`` find it; in the log context of its stream."""
+        _, name = current()
+        # A second stream with the same id is a replay, and only the first one is found by it.
+        while not name or name in self.by_name:
+            name = short_name("")
+        self.by_name[name] = session
+
+    def end(self, session: LaneSession) -> None:
+        """End a session, which nobody finds any more. Idempotent."""
+        self.by_name = {name: each for name, each in self.by_name.items() if each is not session}
+        session.end()

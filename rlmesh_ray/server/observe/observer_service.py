@@ -1,4 +1,4 @@
-"""The call Statistics of ObserverService, and the rate limit of observers.
+"""The limits of observers, and the call Statistics of ObserverService.
 
 The service's other calls, about the sessions of an environment, stand in ``env_service``.
 """
@@ -13,6 +13,8 @@ from rlmesh_ray.wire.observe_v1 import EndpointStatistics
 
 MAX_A_SECOND = 10
 """Pictures of a session, lists and statistics of an endpoint; as many at once after a pause."""
+MOST_SHARE = 0.1
+"""Largest part of a session's time that pictures for observers may take."""
 
 
 class TokenBucket:
@@ -36,6 +38,45 @@ class TokenBucket:
             return False
         self._tokens -= 1.0
         return True
+
+
+class PictureLimits:
+    """The limits of one session's pictures, each of which delays the session.
+
+    There is one at a time, so many a second, and together they take a share of the session's time.
+
+    Args:
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._bucket = TokenBucket(MAX_A_SECOND, clock)
+        self._none_before_s = 0.0
+
+    def objection(self, *, is_rendering: bool) -> str:
+        """Return why there is no picture now; empty: there may be one, which counts.
+
+        Args:
+            is_rendering: Whether a picture is being rendered, or waits for its turn.
+        """
+        if is_rendering:
+            return (
+                "a picture of this session is being rendered, or waits for its turn; ask again "
+                "after it"
+            )
+        if self._clock() < self._none_before_s:
+            return f"pictures take a session {MOST_SHARE:.0%} of its time at most; ask less often"
+        if not self._bucket.take():
+            return (
+                f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
+                "ask less often"
+            )
+        return ""
+
+    def note(self, took_s: float) -> None:
+        """Note how long the session was delayed by a picture."""
+        self._none_before_s = self._clock() + (1 / MOST_SHARE - 1) * took_s
 
 
 class StatisticsService:

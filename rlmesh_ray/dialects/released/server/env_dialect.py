@@ -13,7 +13,7 @@ from rlmesh_ray.dialects.released.wire.handshake import (
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
-from rlmesh_ray.server.env.env_dialects import EnvServerDialect
+from rlmesh_ray.server.env.lane_session import EnvServerDialect
 from rlmesh_ray.spaces.validation import warnings_as_maps
 from rlmesh_ray.spaces.vector_infos import lane_info, lanes_infos
 

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlmesh_ray.protocol.env_session import Failure, RenderOutcome
-from rlmesh_ray.server.env.env_dialects import EDITION_DIALECT
-from rlmesh_ray.server.env.lane_session import LaneSession
+from rlmesh_ray.server.env.lane_session import EDITION_DIALECT, LaneSession
 from rlmesh_ray.server.observe.counters import EnvCounters
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
@@ -18,11 +17,13 @@ def contract(render_mode: str = "rgb_array") -> EnvContract:
 
 
 class SlowSession(LaneSession):
-    """Its client has no numbers."""
+    """Its client has no numbers, and may call ``f``, ``g`` and ``h``."""
 
     def __init__(self) -> None:
-        pool: Any = SimpleNamespace(counts=EnvCounters())
-        super().__init__(pool, contract(), EDITION_DIALECT)
+        pool: Any = SimpleNamespace(
+            counts=EnvCounters(), steps_subsets=True, release=lambda worker, is_idle: None
+        )
+        super().__init__(pool, contract(), EDITION_DIALECT, allowed_calls=("f", "g", "h"))
         self.log: list[str] = []
         self.gate = asyncio.Event()
         self.outcome: tuple[object, ...] | Failure = (1,)

@@ -106,7 +106,7 @@ def test_the_end_of_a_session_ends_its_calls() -> None:
         running = asyncio.ensure_future(session.call(LaneCall("f")))
         waiting = asyncio.ensure_future(session.call(LaneCall("g")))
         await settle()
-        session.close()
+        session.end()
         assert await running is None
         assert await waiting is None
         assert await session.call(LaneCall("h")) is None

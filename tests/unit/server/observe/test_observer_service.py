@@ -15,7 +15,12 @@ from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.log_context import logged_as
 from rlmesh_ray.server.env.connection_broker import ConnectionBroker
 from rlmesh_ray.server.env.env_service import EnvService
-from rlmesh_ray.server.observe.observer_service import MAX_A_SECOND, StatisticsService, TokenBucket
+from rlmesh_ray.server.observe.observer_service import (
+    MAX_A_SECOND,
+    PictureLimits,
+    StatisticsService,
+    TokenBucket,
+)
 from rlmesh_ray.wire import observe_v1 as wire
 from tests.unit.server.env.slow_session import SlowSession, contract
 
@@ -65,9 +70,13 @@ class Endpoint:
             clock=self.clock,
         )
         self.session = SlowSession()
+        self.session.pictures = PictureLimits(self.clock)
         self.name = "session"
         with logged_as("endpoint", self.name):
-            self.end = self.service.add(self.session, "peer", "")
+            self.service.sessions.add(self.session)
+
+    def end(self) -> None:
+        self.service.sessions.end(self.session)
 
     async def render(self, lane: int = 0, name: str = "") -> bytes:
         context: Any = Context()

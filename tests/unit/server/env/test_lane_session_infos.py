@@ -7,7 +7,7 @@ import pytest
 
 from rlmesh_ray.dialects.released.protocol import WIRE_V1
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
-from rlmesh_ray.server.env.env_dialects import load_env_dialects
+from rlmesh_ray.server.env.env_service import load_env_dialects
 from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
 
 INFOS = {
