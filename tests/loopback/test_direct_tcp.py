@@ -26,7 +26,7 @@ from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, R
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.env.data_address import bound_sockets
+from rlmesh_ray.server.env.connection_broker import bound_sockets
 from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

@@ -20,8 +20,11 @@ from rlmesh_ray.server.endpoint.event_loop import shared_loop
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.endpoint.log_context import logged_as, new_endpoint_id
-from rlmesh_ray.server.env.connection_broker import ConnectionBroker
-from rlmesh_ray.server.env.data_address import bound_sockets, checked_data_address
+from rlmesh_ray.server.env.connection_broker import (
+    ConnectionBroker,
+    bound_sockets,
+    checked_data_address,
+)
 from rlmesh_ray.server.env.env_options import (
     DEFAULT_MAX_SESSIONS,
     DEFAULT_STEP_GRACE_S,
@@ -160,13 +163,9 @@ class EnvServer:
                 broker,
                 checked_names(self._options["allow_calls"]),
             )
+            idle_timeout_s = self._service_options.idle_timeout_s
             added = [
-                make(
-                    self._pool,
-                    self._contract,
-                    drain,
-                    self._service_options.idle_timeout_s,
-                )
+                make(self._pool, self._contract, drain, idle_timeout_s)
                 for make in load_dialect_services(self._service_options.dialects)
             ]
             has_observers = self._options["observers"]
