@@ -360,7 +360,7 @@ class LaneSession:
 
     async def _step(self, request: Step, deadline: Deadline, number: int) -> EnvOutcome:
         worker = self.worker
-        if worker.endpoint.is_overdue(number):
+        if worker.overdue is not None and worker.endpoint.is_overdue(number):
             return worker.overdue
         if not worker.endpoint.is_at_rest:
             obstacle = await worker.make_idle(deadline)
@@ -392,18 +392,19 @@ class LaneSession:
         )
 
     async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
-        if self.worker.endpoint.is_overdue(number):
-            return self.worker.overdue
-        obstacle = await self.worker.make_idle(deadline)
+        worker = self.worker
+        if worker.overdue is not None and worker.endpoint.is_overdue(number):
+            return worker.overdue
+        obstacle = await worker.make_idle(deadline)
         if obstacle is not None:
             return obstacle
-        process = self.worker.process
+        process = worker.process
         has_episodes = self._session.state is SessionState.READY
         # A worker that dies while it draws over the direct connection has episodes; they are lost.
         if process is None or not (process.is_alive or has_episodes):
             return RenderOutcome(None)
         command = RenderCommand(request.env_indices)
-        reply = await self.worker.request(command, deadline, number)
+        reply = await worker.request(command, deadline, number)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
 
     def _some(self, named: tuple[int, ...]) -> Lanes:

@@ -173,7 +173,8 @@ class SessionWorker:
         """The latest direct connection; it may be disconnected."""
         self._direct_timeout_ms = 0
         self._watch: asyncio.TimerHandle | None = None
-        self._overdue: Failure | None = None
+        self.overdue: Failure | None = None
+        """The failure of the latest step on a direct connection that missed its deadline."""
 
     @property
     def progress(self) -> SessionProgress:
@@ -310,7 +311,7 @@ class SessionWorker:
         number = self.progress.begun
         self.disconnect()
         if self.endpoint.disconnect_overdue(number):
-            self._overdue = failure
+            self.overdue = failure
         return failure
 
     async def _received_reply(self, worker: WorkerProcess) -> Outcome:
@@ -420,11 +421,6 @@ class SessionWorker:
     @property
     def is_direct_busy(self) -> bool:
         return self._is_connected and self.progress.is_busy
-
-    @property
-    def overdue(self) -> Failure:
-        assert self._overdue is not None, "a step is overdue"
-        return self._overdue
 
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None, *, tag_arrays: bool
@@ -536,7 +532,7 @@ class SessionWorker:
         # counts; none leaves after it.
         self.disconnect()
         if self.endpoint.disconnect_overdue(number):
-            self._overdue = self.timed_out("no result within", timeout_ms)
+            self.overdue = self.timed_out("no result within", timeout_ms)
         # After the worker's present work; both results are dropped.
         self.endpoint.command_sent()
         process.submit(CloseDirectCommand())
