@@ -222,7 +222,6 @@ class AuthenticatingListener:
             await asyncio.sleep(0)  # a flood of connections must not starve the loop
 
     def _admit(self, client: socket.socket) -> None:
-        """Handle a new connection, if the limit of unauthenticated ones allows it."""
         is_other_user = client.family == socket.AF_UNIX and peer_uid(client) not in (
             os.geteuid(),
             0,
@@ -353,7 +352,6 @@ def _parsed_data_address(data_address: str, address: Address) -> tuple[Address, 
 
 
 def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: bool) -> str:
-    """Return why steps cannot use TCP; empty: they can."""
     if TCP not in transports:
         return "transport takes none"
     if has_tls:

@@ -265,7 +265,6 @@ def _checked_sessions(wanted: int | None, possible: int | None) -> int:
 
 
 def _recorder(record: "str | Path | RecordOptions", endpoint_id: str) -> bytes:
-    """Return a pickled callable that makes the recorder of an env worker."""
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.recording.recorder import SessionObserver
 

@@ -97,7 +97,6 @@ def load_dialect_services(enabled: Collection[str]) -> list[type[DialectService]
 
 
 def load_env_dialects() -> dict[str, EnvServerDialect]:
-    """Return the dialects of EnvService, by generation; the first is the edition's."""
     return {PROTOCOL_V1: EDITION_DIALECT, **registry.load_generations("server.env_dialect")}
 
 
@@ -168,7 +167,6 @@ class EnvService:
         ]
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        """Serve one session: one response for each request, in arrival order."""
         async with refusing_when_full(context):
             await self._serve(requests, context)
 

@@ -153,7 +153,6 @@ class RequestTimer:
             self._asked_ns = time.perf_counter_ns()
 
     def __exit__(self, *_: object) -> None:
-        """Record that the worker has replied."""
         self._replied_ns = time.perf_counter_ns()
 
     def timings(self) -> EnvTimings:
@@ -249,7 +248,6 @@ class LaneSession:
     # --- requests ---------------------------------------------------------------------------
 
     async def answer(self, data: bytes) -> bytes:
-        """Return the answer to the next request, when its turn has come."""
         if self._timer is not None:
             self._timer.note_arrival()
         waited_s, has_turn = 0.0, True
@@ -299,7 +297,6 @@ class LaneSession:
         return self.dialect.with_timings(frame, timer.timings())
 
     async def _run(self, request: EnvRequest, waited_s: float) -> EnvOutcome:
-        """Execute a legal request; errors are returned as a Failure."""
         assert isinstance(request, Reset | Step | Render), "the session lets nothing else through"
         worker = self.worker
         number = self._number_of(request)
@@ -332,7 +329,6 @@ class LaneSession:
         return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
 
     def _skip(self, request: Request | LaneCall) -> None:
-        """Skip the number of a request that is answered without the worker."""
         number = self._number_of(request)
         if number:
             self.worker.skip(number)
@@ -447,7 +443,6 @@ class LaneSession:
     # --- calls and pictures -----------------------------------------------------------------
 
     async def call(self, call: LaneCall) -> CallOutcome:
-        """Do a ``call`` when its turn has come, if it is allowed."""
         objection = self._objection(call)
         if objection:
             self._skip(call)
@@ -574,7 +569,6 @@ class LaneSession:
         return is_at_work or self._last_look != before
 
     def report(self, name: str) -> ObservedSession:
-        """Return the session as observers see it."""
         own, counts = self.worker.counts, self.worker.endpoint.copied_counts()
         done = own.read()
         episodes = zip(self._session.tracker.episodes, counts.is_tracked, strict=True)
@@ -669,6 +663,5 @@ class Sessions:
         self.by_name[name] = session
 
     def end(self, session: LaneSession) -> None:
-        """End a session, which nobody finds any more. Idempotent."""
         self.by_name = {name: each for name, each in self.by_name.items() if each is not session}
         session.end()

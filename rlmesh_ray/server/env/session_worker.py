@@ -253,7 +253,6 @@ class SessionWorker:
                 worker.submit(SkipRequestCommand(number))
 
     def report_resets(self) -> None:
-        """Log how far the resets of the request in progress are, if they take long."""
         progress, now_s = self.progress, asyncio.get_running_loop().time()
         num_reset, num_lanes = progress.resets
         took_s = progress.elapsed_ns / 1e9
@@ -581,7 +580,6 @@ class SessionWorker:
 
 
 def as_failure(reply: Any) -> Failure:
-    """Return ``reply`` if it is a failure, else a failure about its unexpected type."""
     if isinstance(reply, Failure):
         return reply
     return Failure(FailureKind.CRASHED, f"the worker answered with {type(reply).__name__}")

@@ -155,7 +155,6 @@ class WorkerPool:
         leaving.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """End all workers, also those that start and those of sessions not released yet."""
         self._is_closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
