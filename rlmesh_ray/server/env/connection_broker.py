@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
 _MAX_UNAUTHENTICATED = 16
-"""Most unauthenticated connections; a client authenticates at once."""
+"""Most unauthenticated connections; a client authenticates immediately."""
 _BACKLOG = 64
 _PAUSE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")

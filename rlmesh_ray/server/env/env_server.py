@@ -68,7 +68,7 @@ class EnvServer:
         **options: Those of ``EnvServerOptions``.
 
     Raises:
-        ConfigurationError: An argument is wrong; the message says which and how to mend it.
+        ConfigurationError: An argument is wrong; the message says which, and how to fix it.
     """
 
     def __init__(

@@ -479,7 +479,7 @@ class LaneSession:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             # The caller is gone. The session's next request must find the worker idle, so work
-            # that has begun goes on.
+            # that has begun continues.
             if task is not self._current:
                 task.cancel()
             raise
@@ -547,7 +547,7 @@ class LaneSession:
                 self._skip(call)
                 return obstacle
         obstacle = await worker.make_idle(deadline)
-        if obstacle is not None:  # nothing has happened, and the episodes go on
+        if obstacle is not None:  # nothing has happened, and the episodes continue
             self._skip(call)
             return CallFailed(EnvErrorCode.BUSY, f"not called: {obstacle.message}")
         command = CallCommand(call.name, call.arguments, call.lanes)
@@ -626,8 +626,8 @@ class LaneSession:
     def end(self) -> None:
         """End its calls and pictures, and give the worker back. Idempotent.
 
-        A worker that is still busy is killed, not waited for. That goes on by itself, so that the
-        cancellation of a stream cannot interrupt it.
+        A worker that is still busy is killed, not waited for. A separate task does that, which the
+        cancellation of a stream cannot interrupt.
         """
         if self._has_ended:
             return

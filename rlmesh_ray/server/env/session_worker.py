@@ -361,7 +361,7 @@ class SessionWorker:
     async def make_ready(self, deadline: Deadline) -> Failure | None:
         """Make sure that there is an idle worker: restart one that has crashed or was killed.
 
-        Returns the failure if there is none in time.
+        Returns the failure where it has none in time.
 
         Args:
             deadline: When it must be there.
@@ -379,7 +379,7 @@ class SessionWorker:
                     await self._pool.discard(self.process)
                     self.process = await self._pool.take()
         except TimeoutError:
-            # It goes on starting; the next Reset finds it.
+            # It continues to start; the next Reset finds it.
             return self.timed_out(NOT_STARTED, deadline.timeout_ms)
         except EnvStartError as error:
             return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
@@ -424,7 +424,7 @@ class SessionWorker:
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None, *, tag_arrays: bool
     ) -> DirectHandle | None:
-        """Open a direct connection from the client to the worker; None: there is no idle worker.
+        """Open a direct connection from the client to the worker; None: no worker is idle.
 
         To be called between requests. Steps are executed over it after ``set_episodes``.
 

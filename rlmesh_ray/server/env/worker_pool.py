@@ -33,7 +33,7 @@ class WorkerPool:
         validation: How the workers validate values.
         max_sessions: Most sessions at a time.
         sessions_per_worker: How many sessions' workers share a process.
-        step_grace_s: How long a request may go on after its deadline before its worker is killed.
+        step_grace_s: How long a late request may continue before its worker is killed.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class WorkerPool:
     async def take(self) -> WorkerProcess:
         """Return a fresh worker for a session that has a place.
 
-        When the caller is cancelled, a start goes on and serves the next session.
+        When the caller is cancelled, a start continues and serves the next session.
 
         Raises:
             CapacityError: The endpoint's machine lets it start no process.
@@ -144,7 +144,7 @@ class WorkerPool:
 
         Args:
             worker: Worker of the session; None: it never had one.
-            is_idle: Whether it has replied to every command; if not, it is killed at once.
+            is_idle: Whether it has replied to every command; if not, it is killed immediately.
         """
         if worker is None:
             self.num_sessions -= 1
@@ -185,7 +185,7 @@ class WorkerPool:
         """Start a worker that ``close`` can end; in a thread.
 
         Args:
-            place: In the process of a session that has ended; None: there is none.
+            place: In the process of a session that has ended; None: in another one.
         """
         if process := place or self._joined_process():
             try:
@@ -215,7 +215,7 @@ class WorkerPool:
             raise
 
     def _joined_process(self) -> WorkerProcess | None:
-        """Return a place in a process that has room for another worker; None: there is none."""
+        """Return a place in a process that has room for another worker; None: no process has."""
         if self._sessions_per_worker == 1:
             return None
         workers, ending = [*self._out, self._spare], [*self._ending]  # copies: this is a thread
