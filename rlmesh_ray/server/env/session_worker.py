@@ -382,12 +382,15 @@ class SessionWorker:
             # It continues to start; the next Reset finds it.
             return self.timed_out(NOT_STARTED, deadline.timeout_ms)
         except EnvStartError as error:
-            return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
+            failure = Failure(FailureKind.CRASHED, str(error), error.traceback_text)
         except CapacityError as error:
             if self.process is None:
                 raise
-            return self.failed(FailureKind.CRASHED, error.message)
-        return None
+            failure = Failure(FailureKind.CRASHED, error.message)
+        else:
+            return None
+        self._report(failure)
+        return failure
 
     async def make_idle(self, deadline: Deadline) -> Failure | None:
         try:
@@ -538,11 +541,6 @@ class SessionWorker:
         self._finishing = asyncio.ensure_future(self._finish(process))
 
     # --- the log ----------------------------------------------------------------------------
-
-    def failed(self, kind: FailureKind, message: str, debug_info: str = "") -> Failure:
-        failure = Failure(kind, message, debug_info)
-        self._report(failure)
-        return failure
 
     def timed_out(self, message: str, timeout_ms: int) -> Failure:
         """Log the failure of a request that took longer than its limit, and return it.

@@ -10,7 +10,9 @@ import pytest
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.protocol.messages import EnvErrorCode
+from rlmesh_ray.server.endpoint.log_context import logged_as, short_name
 from rlmesh_ray.server.env.env_options import checked_names
+from rlmesh_ray.server.env.lane_session import Sessions
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 from tests.unit.server.env.slow_session import SlowSession
 
@@ -148,3 +150,53 @@ def test_what_belongs_to_the_session_is_refused(name: str) -> None:
 def test_a_single_text_in_place_of_names_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"several names: \('set_task',\)"):
         checked_names("set_task")
+
+
+# --- the open sessions -----------------------------------------------------------------------
+
+
+def opened(sessions: Sessions, session_id: str, name: str) -> SlowSession:
+    session = SlowSession()
+    session.session_id = session_id
+    with logged_as("endpoint", name):
+        sessions.add(session)
+    return session
+
+
+def test_a_session_is_found_by_its_id_until_it_ends() -> None:
+    async def run() -> None:
+        sessions = Sessions()
+        own, other = (opened(sessions, each, short_name(each)) for each in ("own", "other"))
+
+        assert sessions.with_id("own") is own
+        assert sessions.by_name[short_name("other")] is other
+        sessions.end(own)
+        sessions.end(own)
+        assert sessions.with_id("own") is None
+        assert list(sessions.by_name.values()) == [other]
+
+    asyncio.run(run())
+
+
+def test_a_second_stream_with_the_same_id_is_listed_but_not_found_by_it() -> None:
+    async def run() -> None:
+        sessions = Sessions()
+        first, replay = (opened(sessions, "own", short_name("own")) for _ in range(2))
+
+        assert list(sessions.by_name.values()) == [first, replay]
+        assert sessions.with_id("own") is first
+        sessions.end(first)
+        assert sessions.with_id("own") is None
+
+    asyncio.run(run())
+
+
+def test_a_session_without_an_id_is_listed_but_not_found() -> None:
+    async def run() -> None:
+        sessions = Sessions()
+        released = opened(sessions, "", short_name(""))
+
+        assert list(sessions.by_name.values()) == [released]
+        assert sessions.with_id("") is None
+
+    asyncio.run(run())

@@ -113,6 +113,18 @@ def test_a_session_is_drawn_so_many_times_a_second() -> None:
     play(scenario)
 
 
+def test_pictures_take_a_part_of_a_session_s_time() -> None:
+    clock = Clock()
+    limits = PictureLimits(clock)
+
+    assert not limits.objection(is_rendering=False)
+    limits.note(0.1)
+    clock.now_s += 0.89
+    assert "pictures take a session 10% of its time" in limits.objection(is_rendering=False)
+    clock.now_s += 0.02
+    assert not limits.objection(is_rendering=False)
+
+
 def test_sessions_are_listed_so_many_times_a_second() -> None:
     async def scenario(endpoint: Endpoint) -> None:
         endpoint.end()
