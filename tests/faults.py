@@ -185,7 +185,7 @@ FAULTS = (
         "client",
         "A step that resets lanes has the time limit of a plain step.",
         "rlmesh_ray/client/env/env_client.py",
-        "if self._may_reset():",
+        "if may_reset:",
         "if False:",
         "tests/loopback/test_deadlines.py::"
         "test_a_step_that_contains_resets_has_the_limit_of_a_reset[grpc]",
@@ -194,9 +194,9 @@ FAULTS = (
         "a-call-shows-no-token",
         "client",
         "A call into an environment does not send the token.",
-        "rlmesh_ray/client/env/env_client.py",
-        "return self._connect_options.metadata + self._own_metadata",
-        "return self._own_metadata",
+        "rlmesh_ray/client/channel.py",
+        "metadata=self.metadata + (session or ()),",
+        "metadata=session or self.metadata,",
         "tests/loopback/test_lane_calls.py::test_a_call_wants_the_token",
     ),
     Fault(

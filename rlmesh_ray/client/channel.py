@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlmesh_ray import __version__
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
@@ -136,20 +136,44 @@ class ConnectOptions:
             _READ_BEFORE.add(self.token)
         return ((AUTHORIZATION_METADATA_KEY, bearer_value(token)),)
 
-    def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
+    def call(
+        self,
+        channel: grpc.Channel,
+        path: str,
+        data: bytes,
+        *,
+        timeout_s: float | None = None,
+        session: Metadata | None = None,
+    ) -> bytes:
         """Make a unary call.
+
+        Args:
+            channel: Over which.
+            path: Of the RPC.
+            data: The request.
+            timeout_s: How long to wait; None: as for the connection.
+            session: The metadata that name an open session; None: the call is about none.
 
         Raises:
             EndpointError: It failed; the class says how.
         """
-        method = channel.unary_unary(path)
         try:
-            reply: bytes = method(
-                data, timeout=self.timeout_s, metadata=self.metadata, wait_for_ready=False
+            reply: bytes = channel.unary_unary(path)(
+                data,
+                timeout=self.timeout_s if timeout_s is None else timeout_s,
+                metadata=self.metadata + (session or ()),
             )
+        except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+            raise EndpointClosedError("the session is closed", self.address) from error
         except grpc.RpcError as error:
-            raise translate_grpc_error(error, self.address) from error
+            raise translate_grpc_error(error, self.address, is_open=session is not None) from error
         return reply
+
+
+def as_connect_options(address: str | ConnectOptions, **given: Any) -> ConnectOptions:
+    """Return how to connect to an endpoint: fields that are ``given``, not None, come first."""
+    options = address if isinstance(address, ConnectOptions) else ConnectOptions(address)
+    return replace(options, **{name: each for name, each in given.items() if each is not None})
 
 
 def translate_grpc_error(

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +12,7 @@ from typing import Self
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.token_file import registration_token
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
-from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import CallDeadline
+from rlmesh_ray.client.join_stream import called_after
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
@@ -104,7 +104,7 @@ class Registration:
         report: Callable[[], bytes] | None = None,
     ) -> None:
         self._pool = pool
-        self._process = ForkGuard(pool.address)
+        self._pid = os.getpid()
         self._connect_options = pool.connect_options()
         self._request = RegistrationRequest(pool.pool, pool.endpoint_id, host, port, version)
         wire.pack_registration(self._request)  # raises here if it cannot be sent
@@ -113,6 +113,8 @@ class Registration:
         self._closing = threading.Event()
         self._attempt_over = threading.Event()
         self._failure: RlmeshError | None = None
+        self._refusal: RefusalKind | None = None
+        """Of the latest attempt; None: the registrar has not refused it."""
         self._delay_s = _FIRST_DELAY_S
         self._last_failure = ""
         self._call: grpc.Call | None = None
@@ -146,7 +148,7 @@ class Registration:
         if self._thread.ident is None:
             return
         self._thread.join(_CLOSE_TIMEOUT_S)
-        if self._call is not None and self._process.is_owner:
+        if self._call is not None and os.getpid() == self._pid:
             self._call.cancel()
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -162,10 +164,6 @@ class Registration:
             if self._closing.is_set():
                 return
             if self._is_final(error):
-                if isinstance(error, _Refused):
-                    is_replaced = error.kind is RefusalKind.REPLACED
-                    lost = EndpointLostError(str(error))
-                    error = lost if is_replaced else ConfigurationError(str(error))
                 self._failure = error
                 return
             text = str(error)
@@ -181,6 +179,7 @@ class Registration:
         """Register, and stay in the pool until the connection ends; return why it has ended."""
         # ``close`` sets its flag first, and then the event that it finds: one of them is seen.
         over = self._attempt_over = threading.Event()
+        self._refusal = None
         if self._closing.is_set():
             over.set()
         try:
@@ -199,17 +198,19 @@ class Registration:
         is_registered = False
         late = threading.Event()
 
-        def give_up(_: float) -> None:
+        def give_up() -> None:
             late.set()
             call.cancel()
 
         try:
-            with CallDeadline(_ANSWER_S, give_up):
+            with called_after(_ANSWER_S, give_up):
                 first = list(itertools.islice(call, 1))
             for data in itertools.chain(first, call):
                 answer = wire.parse_registration_reply(data)
                 if isinstance(answer, RegistrationRefused):
-                    return _Refused(answer.kind, f"{address}: {answer.message}")
+                    self._refusal, why = answer.kind, f"{address}: {answer.message}"
+                    is_replaced = answer.kind is RefusalKind.REPLACED
+                    return EndpointLostError(why) if is_replaced else ConfigurationError(why)
                 is_registered = True
                 self._note(answer)
         except grpc.RpcError as error:
@@ -252,20 +253,12 @@ class Registration:
             _LOG.exception("the callback for registrations has failed")
 
     def _is_final(self, error: RlmeshError) -> bool:
-        if isinstance(error, _Refused) and error.kind is RefusalKind.REPLACED:
+        if self._refusal is RefusalKind.REPLACED:
             return True
         if self._request.former_incarnation:
             return False
-        is_refused = isinstance(error, _Refused) and error.kind is RefusalKind.NOT_LIKE_THIS
+        is_refused = self._refusal is RefusalKind.NOT_LIKE_THIS
         return is_refused or isinstance(error, AccessDeniedError)
-
-
-class _Refused(ConfigurationError):
-    """A refusal of the registrar; never leaves this module."""
-
-    def __init__(self, kind: RefusalKind, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 def _as_registrar(error: EndpointError, connect_options: ConnectOptions) -> EndpointError:

@@ -1,9 +1,11 @@
-"""What ties a session to the process that has opened it."""
+"""Sessions belong to the process that has opened them.
+
+A fork must not use them, they are not pickled, and they are closed when the process ends.
+"""
 
 import abc
 import atexit
 import contextlib
-import os
 import time
 import weakref
 from typing import Any, NoReturn
@@ -15,36 +17,21 @@ _EXIT_TIMEOUT_S = 3.0
 """After how long no further session is closed when the process ends."""
 
 
-class ForkGuard:
-    """The process that has opened a session.
+def forked(pid: int, address: str) -> EndpointLostError:
+    """Return the error of a process that is not the one that has opened a session.
 
-    A fork has a copy of the session, on the same memory and the same connection: its
-    requests would be executed in its parent's episodes, and its parent would miss the answers.
+    A fork has a copy of the session, on the same memory and the same connection: its requests would
+    be executed in its parent's episodes, and its parent would miss the answers.
 
     Args:
-        address: Address of the endpoint, for error messages.
+        pid: The process that has opened it.
+        address: The endpoint's.
     """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._pid = os.getpid()
-
-    @property
-    def is_owner(self) -> bool:
-        return os.getpid() == self._pid
-
-    def require(self) -> None:
-        """Make sure that this is the process that has opened the session.
-
-        Raises:
-            EndpointLostError: This process is a fork.
-        """
-        if os.getpid() != self._pid:
-            raise EndpointLostError(
-                f"the session belongs to process {self._pid}, of which this one is a fork: open "
-                f"one in each process, and {FORK_REMEDY}",
-                self._address,
-            )
+    return EndpointLostError(
+        f"the session belongs to process {pid}, of which this one is a fork: open one in each "
+        f"process, and {FORK_REMEDY}",
+        address,
+    )
 
 
 class NotPicklable:

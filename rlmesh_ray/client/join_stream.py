@@ -8,19 +8,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import ClassVar, Protocol, Self
+from functools import partial
+from typing import Protocol
 
 from rlmesh_ray.client.channel import Metadata, translate_grpc_error
-from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.compat.grpc import begin_single_threaded_call
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointError,
     EndpointLostError,
-    EndpointTimeoutError,
 )
 from rlmesh_ray.grpc_setup import grpc, keep_in_forks
-from rlmesh_ray.protocol.client_session import Limit, name_limit, timeout_error
+from rlmesh_ray.protocol.client_session import timeout_error
 
 
 class BidiCall(Protocol):
@@ -122,20 +121,6 @@ class QueuedCall:
                 ahead.set_exception(error)
 
 
-@contextlib.contextmanager
-def with_timeout_limit(limit: Limit) -> Iterator[None]:
-    """Have a timeout name a limit that several waits share, not what was left of it.
-
-    Raises:
-        EndpointTimeoutError: As raised inside; see ``name_limit``.
-    """
-    try:
-        yield
-    except EndpointTimeoutError as error:
-        name_limit(error, limit)
-        raise
-
-
 class JoinStream:
     """A bidirectional stream of raw frames; one thread sends, one receives.
 
@@ -147,8 +132,8 @@ class JoinStream:
 
     def __init__(self, call: BidiCall, address: str, channel: grpc.Channel | None = None) -> None:
         self._address = address
-        self.process = ForkGuard(address)
-        """The process that has opened it: a fork cannot use it, or even close it."""
+        self.pid = os.getpid()
+        """The process that has opened it; see ``fork_guard.forked``."""
         self._is_closed = False
         self._has_answered = False
         self._timeout_s: float | None = None
@@ -156,11 +141,12 @@ class JoinStream:
         self._call = call
         self._channel = channel
         # gRPC keeps a call that was dropped, and with it the connection.
-        self._close_call = weakref.finalize(self, _close_call, call, os.getpid())
+        self._close_call = weakref.finalize(self, _close_call, call, self.pid)
         self._close_call.atexit = False
+        _start_checking()
 
     def send(self, frame: bytes) -> None:
-        """Queue ``frame``; it leaves at once, or as soon as those before it have.
+        """Queue ``frame``; it leaves immediately, or as soon as those before it have.
 
         Raises:
             EndpointClosedError: The stream was closed on this side.
@@ -180,8 +166,17 @@ class JoinStream:
         After any error the stream is gone, and its connection is closed.
         """
         try:
-            with CallDeadline(timeout_s, self._give_up):
+            if timeout_s is None:
                 frame = next(self._call)
+            else:
+                give_up = partial(self._give_up, timeout_s)
+                try:
+                    with _lock:
+                        _due_s[give_up] = time.monotonic() + timeout_s
+                    frame = next(self._call)
+                finally:
+                    with _lock:
+                        _due_s.pop(give_up, None)
         except StopIteration:
             self._release()
             raise EndpointLostError("the server ended the session", self._address) from None
@@ -202,11 +197,6 @@ class JoinStream:
         """Return whether the server has ended it, without waiting; as ``poll``."""
         return self._call.has_ended()
 
-    def frames(self) -> Iterator[bytes]:
-        """Yield frames until the stream ends; for a thread that only receives."""
-        while True:
-            yield self.receive()
-
     def close(self) -> None:
         """Cancel it, and close its connection. Idempotent; unsent frames may be lost."""
         self._is_closed = True
@@ -214,7 +204,7 @@ class JoinStream:
 
     def cancel(self) -> None:
         """End it without waiting for its reader, which then closes it; not in a fork."""
-        if self.process.is_owner:
+        if os.getpid() == self.pid:
             self._is_closed = True
             self._call.cancel()
 
@@ -245,63 +235,60 @@ def _close_call(call: BidiCall, pid: int) -> None:
         call.close()
 
 
-class CallDeadline:
-    """Ends a wait when its time is up: one daemon thread checks all waits a few times a second.
+# gRPC's own deadline would bound the whole stream; what must be bounded is one answer. So one
+# daemon thread looks a few times a second for waits whose time is up.
+_PERIOD_S = 0.1
+_due_s: dict[Callable[[], object], float] = {}
+"""What to call, again and again, from a time of the monotonic clock on until its entry is gone."""
+_lock = threading.Lock()
+_checker: threading.Thread | None = None
 
-    gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
 
-    Args:
-        timeout_s: How long to wait; None: for ever.
-        give_up: Called in the daemon thread with ``timeout_s`` when the time is up.
-    """
+@contextlib.contextmanager
+def called_after(wait_s: float, function: Callable[[], object]) -> Iterator[None]:
+    """Have a daemon thread call ``function``, repeatedly, where the context takes longer."""
+    _start_checking()
+    own = partial(function)
+    try:
+        with _lock:
+            _due_s[own] = time.monotonic() + wait_s
+        yield
+    finally:
+        with _lock:
+            _due_s.pop(own, None)
 
-    _PERIOD_S = 0.1
-    _open: ClassVar[set["CallDeadline"]] = set()
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _thread: ClassVar[threading.Thread | None] = None
 
-    def __init__(self, timeout_s: float | None, give_up: Callable[[float], None]) -> None:
-        self._timeout_s = timeout_s
-        self._expires_s = 0.0 if timeout_s is None else time.monotonic() + timeout_s
-        self._give_up = give_up
+def _start_checking() -> None:
+    global _checker
+    with _lock:
+        if _checker is None:
+            _checker = threading.Thread(
+                target=_check_for_ever, name="rlmesh-ray-deadlines", daemon=True
+            )
+            _checker.start()
 
-    def __enter__(self) -> Self:
-        if self._timeout_s is not None:
-            with self._lock:
-                self._open.add(self)
-                if CallDeadline._thread is None:
-                    CallDeadline._thread = threading.Thread(
-                        target=self._check_all_for_ever, name="rlmesh-ray-deadlines", daemon=True
-                    )
-                    CallDeadline._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._timeout_s is not None:
-            with self._lock:
-                self._open.discard(self)
+def _check_for_ever() -> None:
+    while True:
+        time.sleep(_PERIOD_S)
+        _check_all()
 
-    @classmethod
-    def _check_all_for_ever(cls) -> None:
-        while True:
-            time.sleep(cls._PERIOD_S)
-            cls._check_all()
 
-    @classmethod
-    def _check_all(cls) -> None:
-        """Check all; a separate function, so that the thread holds no deadline while it sleeps."""
-        # Under the lock, which the end of a wait takes, too: a later one must not be given up.
-        with cls._lock:
-            for deadline in cls._open:
-                timeout_s = deadline._timeout_s
-                if timeout_s is not None and time.monotonic() >= deadline._expires_s:
-                    deadline._give_up(timeout_s)
+def _check_all() -> None:
+    """Check all; a separate function, so that the thread holds no wait while it sleeps."""
+    # Under the lock, which the end of a wait takes, too: a later one must not be given up.
+    with _lock:
+        for function, due_s in _due_s.items():
+            if time.monotonic() >= due_s:
+                function()
 
-    @classmethod
-    def start_over(cls) -> None:
-        """Forget the waits and the thread of the process that this one was forked from."""
-        cls._open, cls._lock, cls._thread = set(), threading.Lock(), None
+
+def _start_over() -> None:
+    """Forget the waits and the thread of the process that this one was forked from."""
+    global _lock, _checker
+    _due_s.clear()
+    _lock, _checker = threading.Lock(), None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CallDeadline.start_over)
+    os.register_at_fork(after_in_child=_start_over)

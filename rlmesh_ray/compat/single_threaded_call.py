@@ -109,9 +109,18 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
 
     def __next__(self) -> bytes:
         """Wait for the next message."""
+        state = self._state
         with self._reading:
             self._ask()
-            return self._take()
+            message: bytes | None
+            message, state.response = state.response, None
+            if message is None and (state.code is None or _KINDS.receive_message in state.due):
+                message = self._next_response()
+        if message is not None:
+            return message
+        if state.code is grpc.StatusCode.OK:
+            raise StopIteration
+        raise self
 
     def poll(self) -> bool:
         """Return whether a message is here, without waiting; False while another thread reads."""
@@ -149,19 +158,6 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
                 _KINDS.receive_message, cygrpc.ReceiveMessageOperation(_NO_FLAGS)
             )
 
-    def _take(self) -> bytes:
-        """Return the message that was asked for; wait for it."""
-        state = self._state
-        message: bytes | None
-        message, state.response = state.response, None
-        if message is None and (state.code is None or _KINDS.receive_message in state.due):
-            message = self._next_response()
-        if message is not None:
-            return message
-        if state.code is grpc.StatusCode.OK:
-            raise StopIteration
-        raise self
-
     def close(self) -> None:
         """End it, and take the remaining events of gRPC, which keeps the call until then."""
         self.cancel()
@@ -175,8 +171,9 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
         except BaseException as error:
             self._abandon(error)
             raise
-        with self._state.condition:
-            self._send_next()
+        if self._outbox:
+            with self._state.condition:
+                self._send_next()
         return event
 
     def _send_next(self) -> None:

@@ -542,7 +542,7 @@ def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(
     with session(stumbling, transport) as client:
         step = client.send_step(NOTHING)
         first = client.receive_step(step)
-        client.send(client.dialect.step(step, NOTHING, 60_000))
+        client.send(client.dialect.step(step, NOTHING, 60_000), is_repeated=True)
 
         again = client.receive_step(step)
 

@@ -5,29 +5,24 @@ RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.channel import (
-    ConnectOptions,
-    Metadata,
-    ServiceHandshake,
-    translate_grpc_error,
-)
-from rlmesh_ray.client.fork_guard import close_at_exit
-from rlmesh_ray.client.join_stream import CallDeadline, JoinStream, open_call
+from rlmesh_ray.client.channel import ConnectOptions, Metadata, ServiceHandshake
+from rlmesh_ray.client.fork_guard import close_at_exit, forked
+from rlmesh_ray.client.join_stream import JoinStream, called_after, open_call
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
-    EndpointClosedError,
     EndpointError,
     EndpointLostError,
     HandshakeRefusedError,
@@ -83,8 +78,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import (
 from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec
 
 
-@dataclass(frozen=True, slots=True)
-class ResetResult:
+class ResetResult(NamedTuple):
     """First observations, over all lanes."""
 
     observation: list[Column]
@@ -92,8 +86,7 @@ class ResetResult:
     episode_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """The result of one vector step; every array has one entry per lane."""
 
     observation: list[Column]
@@ -189,7 +182,6 @@ class EditionEnvClientDialect:
         timeout_ms: int,
         lanes: Sequence[int],
     ) -> Reset:
-        """Return the request to reset ``lanes``, or all where these are empty."""
         return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
@@ -217,40 +209,23 @@ def owned(columns: Sequence[Column]) -> list[Column]:
     return [column if isinstance(column, tuple) else np.array(column) for column in columns]
 
 
-_ABLE = (
-    capabilities.DIRECT_TCP,
-    capabilities.NDARRAY,
-    capabilities.NUMBERED_REQUESTS,
-    capabilities.SAME_STEP,
-    capabilities.SHARED_MEMORY,
-    capabilities.SPACES_CORE,
-)
 EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
 """Makes the dialect of a session with this contract."""
 HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
     "/rlmesh.env.v1.EnvService/Handshake",
     wire.HANDSHAKE,
-    _ABLE,
+    (
+        capabilities.DIRECT_TCP,
+        capabilities.NDARRAY,
+        capabilities.NUMBERED_REQUESTS,
+        capabilities.SAME_STEP,
+        capabilities.SHARED_MEMORY,
+        capabilities.SPACES_CORE,
+    ),
     EditionEnvClientDialect,
     "client.env_dialect",
 )
 generations_of = HANDSHAKE.generations
-
-
-class EnvConnection(NamedTuple):
-    """A connection to an endpoint, for one session."""
-
-    channel: grpc.Channel
-    """Accepts the largest message that is possible under the contract."""
-    answer: HandshakeResponse
-    contract: EnvContract
-    """The endpoint's, with the images of the observations in the size in which they come."""
-    metadata: Metadata
-    """The metadata of the session's calls."""
-    session_id: str
-    """Empty: the endpoint has given none."""
-    dialect: EnvClientDialect
-    """The dialect of the endpoint's generation."""
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
@@ -264,8 +239,17 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         return HANDSHAKE.negotiate(connect_options, channel)[1]
 
 
-def connect(connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE) -> EnvConnection:
+_Agreed = tuple[HandshakeResponse, EnvContract, Metadata, EnvClientDialect]
+"""The answer to a handshake, the contract with the images in the size in which they come, the
+metadata of the session's calls besides the token, and the dialect of the endpoint's generation."""
+
+
+def connect(
+    connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE
+) -> tuple[grpc.Channel, _Agreed]:
     """Shake hands and return a channel for one session, which is the caller's to close.
+
+    It accepts the largest message that is possible under the contract.
 
     Args:
         connect_options: The endpoint.
@@ -279,22 +263,20 @@ def connect(connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE)
     """
     channel = connect_options.open()
     try:
-        connection = _connection(connect_options, channel, images)
-        limit = max_response_bytes(connection.contract)
+        agreed = _agree(connect_options, channel, images)
+        limit = max_response_bytes(agreed[1])
         if limit > DEFAULT_MESSAGE_BYTES:
             channel.close()
             channel = connect_options.open(limit)
             # Behind a gateway, another connection may lead to another endpoint.
-            connection = _connection(connect_options, channel, images)
+            agreed = _agree(connect_options, channel, images)
     except BaseException:
         channel.close()
         raise
-    return connection
+    return channel, agreed
 
 
-def _connection(
-    connect_options: ConnectOptions, channel: grpc.Channel, images: ImageOptions
-) -> EnvConnection:
+def _agree(connect_options: ConnectOptions, channel: grpc.Channel, images: ImageOptions) -> _Agreed:
     variant, answer = HANDSHAKE.negotiate(connect_options, channel)
     contract = answer.contract
     if not isinstance(contract, EnvContract):
@@ -307,7 +289,8 @@ def _connection(
             f"{connect_options.address}: the server's contract has {contract.num_envs} lanes; it "
             "needs at least 1"
         )
-    metadata, dialect = connect_options.metadata, variant.make_dialect(contract)
+    metadata: Metadata = ()
+    dialect = variant.make_dialect(contract)
     if images.names:
         image_codec, resize = images
         space = contract.observation_space
@@ -321,14 +304,14 @@ def _connection(
             image_codec_v1.require_offer(
                 option, ability, answer.capabilities, connect_options.address
             )
-        metadata += image_codec_v1.session_metadata(space, image_codec, sizes)
+        metadata = image_codec_v1.session_metadata(space, image_codec, sizes)
         contract = replace(contract, observation_space=sent.space)
         # Only the edition's generation has the capability.
         dialect = EditionEnvClientDialect(contract, sent.values)
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     if session_id:
         metadata += ((capabilities.SESSION_METADATA_KEY, session_id),)
-    return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
+    return answer, contract, metadata, dialect
 
 
 def request_ticket(
@@ -353,20 +336,18 @@ def request_ticket(
     """
     request = transport_v1.pack_request(timeout_ms)
     try:
-        reply = channel.unary_unary(transport_v1.OPEN_TCP)(
-            request, timeout=timeout_s, metadata=connect_options.metadata + session
+        reply = connect_options.call(
+            channel, transport_v1.OPEN_TCP, request, timeout_s=timeout_s, session=session
         )
-    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
-        raise EndpointClosedError("the session is closed", connect_options.address) from error
-    except grpc.RpcError as error:
-        if not isinstance(error, grpc.Call) or error.code() in _UNANSWERED:
-            raise translate_grpc_error(error, connect_options.address, is_open=True) from error
-        reason = f"the endpoint refuses direct connections ({error.code().name}: {error.details()})"
-        raise EndpointError(reason, connect_options.address) from error
-    try:
         return Ticket(*transport_v1.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
     except CodecError as error:
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
+    except EndpointError as error:
+        cause = error.__cause__
+        if not isinstance(cause, grpc.Call) or cause.code() in _UNANSWERED:
+            raise
+        reason = f"the endpoint refuses direct connections ({cause.code().name}: {cause.details()})"
+        raise EndpointError(reason, connect_options.address) from cause
 
 
 def reset_report(
@@ -464,28 +445,27 @@ class EnvClient:
         images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
+        self._pid = os.getpid()
         self.step_limit = Limit("step_timeout_s", step_timeout_s)
         self.reset_limit = Limit("reset_timeout_s", reset_timeout_s)
         self._start_timeout_s = start_timeout_s
-        self._channel, self.answer, self.contract, metadata, self.session_id, self.dialect = (
-            connect(connect_options, images)
-        )
+        self._channel, agreed = connect(connect_options, images)
+        self.answer, self.contract, self._own_metadata, self.dialect = agreed
+        self.session_id = self.answer.capabilities.get(capabilities.SESSION, "")
+        timeout_ms = self._server_timeout_ms(step_timeout_s)
         try:
             self.direct_connector = DirectConnector(
                 self.answer.capabilities,
                 self.session_id,
                 self.contract,
-                self._server_timeout_ms(step_timeout_s),
+                timeout_ms,
                 connect_options.address,
                 transport=transport,
                 request_ticket=partial(
-                    request_ticket,
-                    connect_options,
-                    self._channel,
-                    self._own_metadata,
-                    self._server_timeout_ms(step_timeout_s),
+                    request_ticket, connect_options, self._channel, self._own_metadata, timeout_ms
                 ),
             )
+            call = open_call(self._channel, _JOIN, self.metadata)
         except BaseException:
             self._channel.close()
             raise
@@ -501,7 +481,6 @@ class EnvClient:
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
-        call = open_call(self._channel, _JOIN, metadata)
         self.stream = JoinStream(call, connect_options.address, self._channel)
         self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address
@@ -516,6 +495,11 @@ class EnvClient:
     @property
     def address(self) -> str:
         return self._connect_options.address
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of a call into the session; the token may have been replaced meanwhile."""
+        return self._connect_options.metadata + self._own_metadata
 
     def reset(
         self,
@@ -555,17 +539,19 @@ class EnvClient:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
         request = self.dialect.reset(
-            self._next_id,
+            str(self.numbers.next_number),
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms(self.reset_limit.seconds),
             lanes=self.session.lanes_to_reset(lanes),
         )
+        self.session.require_open()
         self.send(request)
         self._has_ended = self._has_ended and bool(request.env_indices)
         return request.request_id
 
     def receive_reset(self, request_id: str) -> ResetResult:
+        self._settle()
         done = self._receive(request_id, ResetDone, self.reset_limit)
         self.direct_connector.on_lanes_reset()
         try:
@@ -587,33 +573,30 @@ class EnvClient:
                 sent on the stream: after a direct step, the next request would wait for its answer.
         """
         self._settle()
-        self._require_open()
+        self.session.require_open()
+        has_unanswered = self.session.has_unanswered
         # Requests still on the stream come first; a direct step would overtake them.
-        is_alone = is_last and not self.session.has_unanswered
-        direct = self._direct_connection() if is_alone else None
-        request_id = self._next_id
-        limit = self.step_limit
-        if self._may_reset():
+        direct = self._direct_connection() if is_last and not has_unanswered else None
+        number = self.numbers.next_number
+        request_id, limit, mode = str(number), self.step_limit, self.contract.autoreset_mode
+        # As far as this end knows.
+        may_reset = mode is AutoresetMode.SAME_STEP or (
+            mode is AutoresetMode.NEXT_STEP and (self._has_ended or has_unanswered)
+        )
+        if may_reset:
             limit = self._limits[request_id] = self.reset_limit
         timeout_ms = self._server_timeout_ms(limit.seconds)
         if direct is None:
             self.send(self.dialect.step(request_id, action, timeout_ms))
             return request_id
         try:
-            direct.send(int(request_id), action, timeout_ms)
+            direct.send(number, action, timeout_ms)
             self.numbers.sent_direct()
             self._in_flight_direct = request_id, direct
         except BaseException as error:
             self.session.fail_if_interrupted(error)
             raise
         return request_id
-
-    def _may_reset(self) -> bool:
-        """Return whether the next step may reset lanes, as far as this end knows."""
-        mode = self.contract.autoreset_mode
-        if mode is not AutoresetMode.NEXT_STEP:
-            return mode is AutoresetMode.SAME_STEP
-        return self._has_ended or self.session.has_unanswered
 
     def _direct_connection(self) -> DirectConnection | None:
         """Return the direct connection; None: there is none, or the session's stream has ended."""
@@ -633,9 +616,15 @@ class EnvClient:
             EndpointError: The session broke.
         """
         self._settle()
-        if request_id in self._kept:
-            return _result_or_raise(self._kept.pop(request_id))
-        return self._receive_step(request_id, self._limits.pop(request_id, self.step_limit))
+        kept = self._kept.pop(request_id, None)
+        if kept is None:
+            return self._receive_step(request_id, self._limits.pop(request_id, self.step_limit))
+        if isinstance(kept, StepResult):
+            return kept
+        try:
+            raise kept
+        finally:
+            del kept  # breaks a reference cycle, which would keep the shared memory
 
     def _receive_step(
         self, request_id: str, limit: Limit, left_s: float | None = None
@@ -670,9 +659,9 @@ class EnvClient:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
                 recoverable ends the session.
             RemoteProtocolError: The answer breaks the protocol; that ends the session.
-            EndpointError: The session broke or is over, or is another process's.
+            EndpointError: The session broke or is over.
         """
-        self._require_open()
+        self.session.require_open()
         wait_s = (limit.seconds if left_s is None else left_s) + allowance_s(limit.seconds)
         try:
             if limit is self.reset_limit:
@@ -700,16 +689,19 @@ class EnvClient:
             raise self.session.broken(f"the answer does not decode: {error}", request_id) from error
         return self.session.accept(response, request_id, kind)
 
-    def _reporting_resets(self) -> CallDeadline:
-        began_s = time.monotonic()
-        return CallDeadline(_SLOW_RESET_S, lambda _: self._report_resets(began_s))
+    def _reporting_resets(self) -> contextlib.AbstractContextManager[None]:
+        return called_after(_SLOW_RESET_S, partial(self._report_resets, time.monotonic()))
 
     def _settle(self) -> None:
-        """Receive and keep a pending direct answer: stream and connection have no common order."""
+        """Receive and keep a pending direct answer: stream and connection have no common order.
+
+        Every request and every answer begins here, so a fork is refused here, too.
+        """
+        if os.getpid() != self._pid:
+            raise forked(self._pid, self.address)
         with self._settling:
             if self._in_flight_direct is None:
                 return
-            self.stream.process.require()
             (request_id, direct), self._in_flight_direct = self._in_flight_direct, None
             try:
                 self._kept[request_id] = self._receive_direct(request_id, direct)
@@ -728,15 +720,15 @@ class EnvClient:
                 frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         else:
             frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
-        numbers = self.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
             left_s = _left_s(end_s, limit_s)
-            timeout_ms = endpoint_timeout_ms(left_s)
-            number = str(numbers.fall_back_to_join())
-            self.send(self.dialect.step(number, direct.action, timeout_ms))
+            number = str(self.numbers.fall_back_to_join())
+            request = self.dialect.step(number, direct.action, endpoint_timeout_ms(left_s))
+            self.session.require_open()
+            self.send(request, is_repeated=True)
             return self._receive_step(request_id, limit, left_s)
-        numbers.direct_answered(int(request_id))
+        self.numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
@@ -768,12 +760,12 @@ class EnvClient:
         Pictures come over shared memory, from an endpoint that can send them there.
         """
         self._settle()
-        self._require_open()
+        self.session.require_open()
         if capabilities.DIRECT_RENDER in self.answer.capabilities:
             direct = None if self.session.has_unanswered else self._direct_connection()
             if direct is not None and direct.transport == SHARED_MEMORY:
                 return self._render_directly(direct)
-        return self._render_on_stream(self._next_id)
+        return self._render_on_stream()
 
     def _render_directly(self, direct: DirectConnection) -> Pictures | bytes | None:
         numbers, limit_s = self.numbers, self.step_limit.seconds
@@ -788,18 +780,24 @@ class EnvClient:
         if pictures is not None:
             numbers.direct_answered(number)
             return pictures
-        left_s = _left_s(end_s, limit_s)
         try:
-            return self._render_on_stream(str(numbers.fall_back_to_join()), left_s)
+            return self._render_on_stream(numbers.fall_back_to_join(), _left_s(end_s, limit_s))
         except RemoteEnvError:
             if not direct.is_open:  # the next step waits on the stream, or is answered there
                 self.direct_connector.on_lanes_lost()
             raise
 
-    def _render_on_stream(self, request_id: str, left_s: float | None = None) -> bytes | None:
+    def _render_on_stream(self, repeated: int = 0, left_s: float | None = None) -> bytes | None:
+        """Return a PNG of all lanes; None: the render mode gives none.
+
+        Args:
+            repeated: Number of a request that was sent on a direct connection; 0: it is a new one.
+            left_s: What is left of its time; None: all.
+        """
         limit = self.step_limit
+        request_id = str(repeated or self.numbers.next_number)
         timeout_ms = self._server_timeout_ms(limit.seconds if left_s is None else left_s)
-        self.send(Render(request_id, timeout_ms=timeout_ms))
+        self.send(Render(request_id, timeout_ms=timeout_ms), is_repeated=repeated > 0)
         return self._receive(request_id, Rendered, limit, left_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
@@ -830,31 +828,25 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
-        self.stream.process.require()
         self._settle()
-        self._require_open()
+        self.session.require_open()
         if not self.session.require_call(name):
             # It changes nothing, but its reply says that there is a session, or why there is none.
-            self._render_on_stream(self._next_id)
+            self._render_on_stream()
         return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
 
     def _call(
         self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        numbers = self.numbers
+        numbers, limit = self.numbers, self.step_limit
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
         num_before = numbers.next_number - 1 if is_numbered else self.session.num_sent
-        limit = self.step_limit
         timeout_ms = self._server_timeout_ms(limit.seconds)
-        call = LaneCall(name, arguments, lanes, num_before, timeout_ms)
+        data = lane_calls_v1.pack_call(LaneCall(name, arguments, lanes, num_before, timeout_ms))
         try:
-            results = self._exchange(call, limit.seconds)
-        except (CodecError, AccessDeniedError):
+            results = self._exchange(data, limit.seconds + allowance_s(limit.seconds))
+        except AccessDeniedError:
             raise  # the call has not reached the session
-        except RemoteEnvError as error:
-            numbers.sent()
-            name_limit(error, limit)
-            raise
         except (EndpointError, RemoteProtocolError) as error:
             self.session.fail(error)  # it may or may not have been executed
             raise
@@ -862,34 +854,29 @@ class EnvClient:
             self.session.fail_if_interrupted(error)
             raise
         numbers.sent()
+        if isinstance(results, CallFailed):
+            failed = RemoteEnvError(results.code.name, results.message, True, results.debug_info)
+            name_limit(failed, limit)
+            raise failed
         return results
 
-    def _exchange(self, call: LaneCall, timeout_s: float) -> tuple[Any, ...]:
-        """Make a call and return its results.
-
-        Raises:
-            CodecError: An argument cannot travel; nothing was sent.
-            RemoteEnvError: The environment raised, or the endpoint refused.
-            EndpointError: No answer came; the class says why.
-        """
-        data = lane_calls_v1.pack_call(call)
+    def _exchange(self, data: bytes, timeout_s: float) -> tuple[Any, ...] | CallFailed:
         try:
-            reply = self._channel.unary_unary(lane_calls_v1.CALL)(
-                data, timeout=timeout_s + allowance_s(timeout_s), metadata=self.metadata
+            reply = self._connect_options.call(
+                self._channel,
+                lane_calls_v1.CALL,
+                data,
+                timeout_s=timeout_s,
+                session=self._own_metadata,
             )
-        except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
-            raise EndpointClosedError("the session is closed", self.address) from error
-        except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
-                raise EndpointLostError("the session is not open any more", self.address) from error
-            raise translate_grpc_error(error, self.address, is_open=True) from error
-        try:
-            results = lane_calls_v1.parse_response(reply)
+            return lane_calls_v1.parse_response(reply)
         except CodecError as error:
             raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
-        if isinstance(results, CallFailed):
-            raise RemoteEnvError(results.code.name, results.message, True, results.debug_info)
-        return results
+        except EndpointError as error:
+            cause = error.__cause__
+            if isinstance(cause, grpc.Call) and cause.code() is grpc.StatusCode.NOT_FOUND:
+                raise EndpointLostError("the session is not open any more", self.address) from cause
+            raise
 
     def _when_started(self, ask: Callable[[], T]) -> T:
         end_s = time.monotonic() + self._start_timeout_s
@@ -911,7 +898,7 @@ class EnvClient:
         is_first, has_failed = not self.session.is_closed, self.session.has_failed
         # First: a thread that waits for a direct answer must not go on with the stream.
         self.session.close()
-        if not is_first or not self.stream.process.is_owner:
+        if not is_first or os.getpid() != self._pid:
             return
         self.direct_connector.close()
         if sys.is_finalizing():
@@ -931,7 +918,7 @@ class EnvClient:
 
     def _send_close_and_end(self) -> None:
         with contextlib.suppress(Exception):  # a broken session is closed as well
-            request = Close(self._next_id)
+            request = Close(str(self.numbers.next_number))
             self.stream.send(self._pack(request))
             end_s = time.monotonic() + _CLOSE_TIMEOUT_S
             is_answered = False
@@ -941,19 +928,22 @@ class EnvClient:
                 is_answered = response.request_id == request.request_id
         self.stream.close()
 
-    def send(self, request: EnvRequest) -> None:
-        """Send a request on the stream without waiting.
+    def send(self, request: EnvRequest, *, is_repeated: bool = False) -> None:
+        """Send a request on the stream of an open session, without waiting.
+
+        Args:
+            request: The request.
+            is_repeated: Whether it was sent on a direct connection, and has its number from there.
 
         Raises:
             CodecError: Something in the request would not arrive as it is; nothing was sent.
-            EndpointError: The session is closed, or an error has ended it.
+            EndpointError: The stream is closed.
         """
-        self._require_open()
         frame = self._pack(request)
         try:
             self.stream.send(frame)
             self.session.num_sent += 1
-            if request.request_id == self._next_id:  # else it was sent on a direct connection
+            if not is_repeated:
                 self.numbers.sent()
         except BaseException as error:
             self.session.fail_if_interrupted(error)
@@ -964,28 +954,10 @@ class EnvClient:
             request, tag_arrays=self._tag_arrays, max_bytes=self._max_bytes
         )
 
-    def _require_open(self) -> None:
-        """Raise EndpointError if the session is closed, has failed, or is another process's."""
-        self.stream.process.require()
-        self.session.require_open()
-
-    @property
-    def _next_id(self) -> str:
-        return str(self.numbers.next_number)
-
-    @property
-    def metadata(self) -> Metadata:
-        """The metadata of a call into the session; the token may have been replaced meanwhile."""
-        return self._connect_options.metadata + self._own_metadata
-
-    @property
-    def _own_metadata(self) -> Metadata:
-        return ((capabilities.SESSION_METADATA_KEY, self.session_id),) if self.session_id else ()
-
     def _configure(self) -> None:
         if not self.dialect.edition:
             return
-        request = Configure(self._next_id, self.dialect.edition)
+        request = Configure(str(self.numbers.next_number), self.dialect.edition)
         try:
             self.send(request)
             limit = Limit("", self._connect_options.timeout_s)
@@ -996,15 +968,6 @@ class EnvClient:
         except BaseException:
             self.close()
             raise
-
-
-def _result_or_raise(kept: StepResult | RlmeshError) -> StepResult:
-    if isinstance(kept, StepResult):
-        return kept
-    try:
-        raise kept
-    finally:
-        del kept  # breaks a reference cycle, which would keep the shared memory
 
 
 def _left_s(end_s: float, limit_s: float) -> float:

@@ -1,13 +1,13 @@
 """Client sessions with environments, in the dialect that the scheme of the address names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Protocol, TypedDict
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.channel import ConnectOptions, as_connect_options
 from rlmesh_ray.client.env.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.dialects.registry import Dialect, DialectSettings, client_dialect
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
@@ -243,15 +243,13 @@ def open_client_session(
 ) -> EnvSessionClient:
     """Open the session of ``owner`` with the endpoint at an address; see ``open_env_session``."""
     given = completed(owner, ClientOptions, options)
-    connect_options = address if isinstance(address, ConnectOptions) else ConnectOptions(address)
-    of_options = {
-        "token": given["token"],
-        "tls": given["tls"],
-        "dialect_settings": given["dm_env_rpc"],
-    }
-    wanted: dict[str, Any] = {name: each for name, each in of_options.items() if each is not None}
     return open_env_session(
-        replace(connect_options, **wanted),
+        as_connect_options(
+            address,
+            token=given["token"],
+            tls=given["tls"],
+            dialect_settings=given["dm_env_rpc"],
+        ),
         step_timeout_s=given["step_timeout_s"],
         reset_timeout_s=given["reset_timeout_s"],
         start_timeout_s=given["start_timeout_s"],

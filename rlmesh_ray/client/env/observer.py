@@ -1,12 +1,13 @@
 """EndpointObserver: statistics of an endpoint, its sessions, and pictures of their lanes."""
 
+import os
 from collections.abc import Callable
 from typing import Self, TypeVar
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
-from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -58,7 +59,7 @@ class EndpointObserver:
     ) -> None:
         require_seconds("timeout_s", timeout_s)
         self._connect_options = ConnectOptions(address, token, tls, timeout_s)
-        self._process = ForkGuard(address)
+        self._pid = os.getpid()
         self._channel = self._connect_options.open()
         self._is_closed = False
 
@@ -114,27 +115,25 @@ class EndpointObserver:
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        if self._process.is_owner:
+        if os.getpid() == self._pid:
             self._is_closed = True
             self._channel.close()
 
     def _ask(self, path: str, data: bytes, parse: Callable[[bytes], T], what: str) -> T:
         connect_options = self._connect_options
-        self._process.require()
+        if os.getpid() != self._pid:
+            raise forked(self._pid, connect_options.address)
         if self._is_closed:
             raise EndpointClosedError(
                 "this observer is closed; make another one", connect_options.address
             )
         try:
-            reply: bytes = self._channel.unary_unary(path)(
-                data, timeout=connect_options.timeout_s, metadata=connect_options.metadata
-            )
-        except grpc.RpcError as error:
-            raise _translated(error, connect_options.address) from error
-        try:
-            return parse(reply)
+            return parse(connect_options.call(self._channel, path, data))
         except CodecError as error:
             raise RemoteProtocolError(f"the answer is no {what}: {error}") from error
+        except EndpointError as error:
+            cause = error.__cause__
+            raise _explained(error, connect_options.address) from cause
 
     def __enter__(self) -> Self:
         return self
@@ -143,13 +142,14 @@ class EndpointObserver:
         self.close()
 
 
-def _translated(error: grpc.RpcError, address: str) -> EndpointError | ConfigurationError:
-    code = error.code() if isinstance(error, grpc.Call) else None
-    details = (error.details() or "") if isinstance(error, grpc.Call) else ""
+def _explained(error: EndpointError, address: str) -> EndpointError | ConfigurationError:
+    cause = error.__cause__
+    code = cause.code() if isinstance(cause, grpc.Call) else None
+    details = (cause.details() or "") if isinstance(cause, grpc.Call) else ""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ConfigurationError(f"{address}: {_NONE_HERE}")
     if code is grpc.StatusCode.NOT_FOUND:
         return EndpointLostError(details, address)
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return EndpointError(details, address)
-    return translate_grpc_error(error, address)
+    return error

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import queue
 import threading
 import uuid
@@ -15,7 +16,7 @@ from typing import Any, Self
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions, ServiceHandshake
-from rlmesh_ray.client.fork_guard import NotPicklable, close_at_exit
+from rlmesh_ray.client.fork_guard import NotPicklable, close_at_exit, forked
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.client.model.action_player import ActionPlayer, Blend
 from rlmesh_ray.client.model.model_dialect import (
@@ -179,7 +180,8 @@ class ModelSessionStream:
                 call recoverable ends the session.
             EndpointError: The session broke or is closed, or no answer came in time.
         """
-        self.stream.process.require()
+        if os.getpid() != self.stream.pid:
+            raise forked(self.stream.pid, self._address)
         waiting: deque[EncodedRequest] | None = None
         while True:
             answer: _Answer = queue.SimpleQueue()
@@ -196,7 +198,7 @@ class ModelSessionStream:
 
     def close(self) -> None:
         """End the session and its stream; threads that wait get an error. Idempotent."""
-        if not self.stream.process.is_owner:
+        if os.getpid() != self.stream.pid:
             return  # the lock may be held by a thread that a fork does not have
         with self._lock:
             is_first = not self._session.is_closed
@@ -244,7 +246,8 @@ class ModelSessionStream:
 
 def _read(stream: JoinStream, session: "weakref.ref[ModelSessionStream]") -> None:
     try:
-        for frame in stream.frames():
+        while True:
+            frame = stream.receive()
             if (own := session()) is None:
                 return
             own.take(frame)

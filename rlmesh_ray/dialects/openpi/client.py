@@ -33,7 +33,7 @@ from websockets.http11 import Response
 
 from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.client.model.model_dialect import (
     EncodedRequest,
     Make,
@@ -180,7 +180,7 @@ class OpenpiSession:
                 f"{options.address}: openpi has no editions and no settings; leave them out"
             )
         self._options = options
-        self._process = ForkGuard(options.address)
+        self._pid = os.getpid()
         self._session = ModelClientSession(options.address)
         self._routes: dict[str, _Route] = {}
         first = _run(_Lane.open(options))
@@ -202,7 +202,8 @@ class OpenpiSession:
             RemoteModelError: The server has answered with an error, which ends the session.
             EndpointError: The session broke or is closed, or no answer came in time.
         """
-        self._process.require()
+        if os.getpid() != self._pid:
+            raise forked(self._pid, self._options.address)
         self._session.require_open()
         until_s = time.monotonic() + timeout_s
         reply = ModelReply("")
@@ -224,7 +225,7 @@ class OpenpiSession:
         return reply
 
     def close(self) -> None:
-        if self._process.is_owner:
+        if os.getpid() == self._pid:
             self._session.close()
             _run(_closed(_lanes(self._spare, self._routes)))
 

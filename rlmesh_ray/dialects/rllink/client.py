@@ -4,6 +4,7 @@ A client needs NumPy, and msgpack for Ray's dialect; neither Ray nor torch, gRPC
 """
 
 import math
+import os
 import socket
 import uuid
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
-from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.wire import (
     HEADER_BYTES,
@@ -82,7 +83,7 @@ class RLlinkClient:
         if where.path:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._address = str(where)
-        self._process = ForkGuard(self._address)
+        self._pid = os.getpid()
         self._encoding = encoding
         shown = None if token is None else client_token_of(token)
         files = resolve_client_tls(tls)
@@ -271,7 +272,8 @@ class RLlinkClient:
         return bytes(data)
 
     def _connection(self) -> socket.socket:
-        self._process.require()
+        if os.getpid() != self._pid:
+            raise forked(self._pid, self._address)
         if self._socket is None:
             raise EndpointClosedError("the connection has been closed", self._address)
         return self._socket

@@ -13,6 +13,7 @@ these answers.
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
@@ -29,8 +30,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env.env_client import ResetResult, StepResult
 from rlmesh_ray.client.env.env_session_client import DialectEnvClient
-from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import with_timeout_limit
+from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneAgent, require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
@@ -45,6 +45,7 @@ from rlmesh_ray.errors import (
     ConformanceError,
     ContractMismatchError,
     EndpointError,
+    EndpointTimeoutError,
     LocalProtocolError,
     RemoteEnvError,
     RemoteProtocolError,
@@ -53,7 +54,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
-from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
+from rlmesh_ray.protocol.client_session import EnvClientSession, Limit, name_limit
 from rlmesh_ray.protocol.env_session import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.batch import empty_columns
@@ -120,12 +121,12 @@ class WorldClient:
         reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     ) -> None:
         self._connect_options = connect_options
-        self._process = ForkGuard(connect_options.address)
+        self._pid = os.getpid()
         self._step_limit = Limit("step_timeout_s", step_timeout_s)
         self._reset_limit = Limit("reset_timeout_s", reset_timeout_s)
         self._has_ended = False
         self._settings = settings
-        with with_timeout_limit(Limit("", connect_options.timeout_s)):
+        with _naming(Limit("", connect_options.timeout_s)):
             self.joiner = WorldJoiner(connect_options, settings)
             published = self.joiner.fetch_contract()
             self._is_ours = published is not None
@@ -239,7 +240,7 @@ class WorldClient:
         sent = self._oldest(request_id)
         if sent is None:
             raise LocalProtocolError("that request was a step", request_id)
-        with self._ending(RemoteEnvError), with_timeout_limit(self._reset_limit):
+        with self._ending(RemoteEnvError), _naming(self._reset_limit):
             self._pending.popleft()
             end_s = time.monotonic() + self._reset_limit.seconds
             _raise_first([self._begin(agent, has_reset, end_s) for agent, has_reset in sent.agents])
@@ -303,7 +304,7 @@ class WorldClient:
         if self._oldest(request_id) is not None:
             raise LocalProtocolError("that request was a reset", request_id)
         limit = self._reset_limit if self._has_ended else self._step_limit
-        with self._ending(RemoteEnvError), with_timeout_limit(limit):
+        with self._ending(RemoteEnvError), _naming(limit):
             self._pending.popleft()
             try:
                 rows, rewards, terminated, truncated = self._receive_steps(
@@ -358,7 +359,7 @@ class WorldClient:
 
     def close(self) -> None:
         """Leave the worlds, destroy those that were created. Idempotent, and never raises."""
-        if self._session.is_closed or not self._process.is_owner:
+        if self._session.is_closed or os.getpid() != self._pid:
             return
         self._session.close()
         self._values.summarize()
@@ -467,7 +468,8 @@ class WorldClient:
         return self._pending[0][1]
 
     def _require_open(self) -> None:
-        self._process.require()
+        if os.getpid() != self._pid:
+            raise forked(self._pid, self.address)
         self._session.require_open()
 
     @contextlib.contextmanager
@@ -490,6 +492,16 @@ class WorldClient:
             if isinstance(error, EndpointError):
                 self.joiner.drop()
             raise
+
+
+@contextlib.contextmanager
+def _naming(limit: Limit) -> Iterator[None]:
+    """Have a timeout name a limit that several waits share, not what was left of it."""
+    try:
+        yield
+    except EndpointTimeoutError as error:
+        name_limit(error, limit)
+        raise
 
 
 class ValueCheck:

@@ -9,13 +9,7 @@ import pytest
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env import env_client
-from rlmesh_ray.client.env.env_client import (
-    EditionEnvClientDialect,
-    EnvClient,
-    EnvConnection,
-    reset_report,
-)
-from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.env.env_client import EditionEnvClientDialect, EnvClient, reset_report
 from rlmesh_ray.errors import (
     EndpointLostError,
     EndpointTimeoutError,
@@ -38,7 +32,6 @@ class Stream:
 
     def __init__(self, *outcomes: object) -> None:
         self._outcomes = list(outcomes)
-        self.process = ForkGuard("host:1")
         self.is_closed = False
         self.waited_s: list[float] = []
         self.sent: list[Any] = []
@@ -73,9 +66,8 @@ def session_over(monkeypatch: pytest.MonkeyPatch) -> OpenOver:
     answer = HandshakeResponse(True, PROTOCOL_V1, PROTOCOL_V1, "", (), {}, contract=CONTRACT)
     dialect: Any = EditionEnvClientDialect(CONTRACT)
     dialect.frames = Frames()
-    channel: Any = None
-    connection = EnvConnection(channel, answer, CONTRACT, (), "", dialect)
-    monkeypatch.setattr(env_client, "connect", lambda *_: connection)
+    agreed = answer, CONTRACT, (), dialect
+    monkeypatch.setattr(env_client, "connect", lambda *_: (None, agreed))
     monkeypatch.setattr(env_client, "open_call", lambda *_: None)
 
     def open_over(stream: Any, step_timeout_s: float = TIMEOUT_S) -> EnvClient:

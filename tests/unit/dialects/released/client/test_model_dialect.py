@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.model.model_dialect import RouteBatch
 from rlmesh_ray.client.model.remote_model import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import (
@@ -317,12 +317,13 @@ class SlowStream:
         self.together: list[list[str]] = []
         """The kinds of the requests that were there at once."""
         self.cancel = self.close
-        self.process = ForkGuard("here")
+        self.pid = os.getpid()
+        self.receive = self._frames().__next__
 
     def send(self, frame: bytes) -> None:
         self._sent.put(frame)
 
-    def frames(self) -> Iterator[bytes]:
+    def _frames(self) -> Iterator[bytes]:
         while (frame := self._sent.get()) is not None:
             asked = [request(frame)]
             with contextlib.suppress(queue.Empty):
@@ -368,16 +369,15 @@ class SilentStream:
         self.has_predict = threading.Event()
         self._is_over = threading.Event()
         self.cancel = self._is_over.set
-        self.process = ForkGuard("here")
+        self.pid = os.getpid()
 
     def send(self, frame: bytes) -> None:
         if isinstance(request(frame), CloseModel):
             self._is_over.set()
         self.has_predict.set()
 
-    def frames(self) -> Iterator[bytes]:
+    def receive(self) -> bytes:
         self._is_over.wait()
-        yield from ()
         raise EndpointLostError("the server ended the session")
 
     def close(self) -> None:
