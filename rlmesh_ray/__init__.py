@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.env.observer import EndpointObserver
     from rlmesh_ray.client.env.remote_env import RemoteEnv
     from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
-    from rlmesh_ray.client.model.action_player import ActionPlayer, ChunkPlayer
-    from rlmesh_ray.client.model.remote_model import RemoteModel, Slots
+    from rlmesh_ray.client.model.chunk_player import ChunkPlayer
+    from rlmesh_ray.client.model.remote_model import ActionPlayer, RemoteModel, Slots
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
     from rlmesh_ray.dialects.rllink.client import LocalAgent, RemoteAgent, RLlinkClient
     from rlmesh_ray.evaluation.result import EvaluationResult
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ActionPlayer": "rlmesh_ray.client.model.action_player",
+    "ActionPlayer": "rlmesh_ray.client.model.remote_model",
     "AutoresetMode": "rlmesh_ray.spaces.contract",
-    "ChunkPlayer": "rlmesh_ray.client.model.action_player",
+    "ChunkPlayer": "rlmesh_ray.client.model.chunk_player",
     "ClientTls": "rlmesh_ray.auth.client_tls",
     "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",

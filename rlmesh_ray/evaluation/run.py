@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
-from rlmesh_ray.client.model.action_player import ActionPlayer
-from rlmesh_ray.client.model.remote_model import RemoteModel, Slots
+from rlmesh_ray.client.model.remote_model import ActionPlayer, RemoteModel, Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -716,11 +715,4 @@ class _Evaluation:
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:
-        return RemoteModel(
-            connect_options.address,
-            token=connect_options.token,
-            tls=connect_options.tls,
-            connect_timeout_s=connect_options.timeout_s,
-            predict_timeout_s=self.options["step_timeout_s"],
-            edition_text=connect_options.edition_text,
-        )
+        return RemoteModel(connect_options, predict_timeout_s=self.options["step_timeout_s"])

@@ -437,3 +437,13 @@ def test_an_endpoint_with_a_token_or_on_loopback_logs_no_warning(
         pass
 
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_policy_is_dialed_as_connect_options_say_unless_an_option_says_more() -> None:
+    with ModelServer(zeros, token=RIGHT) as server:
+        known = ConnectOptions(server.address, RIGHT)
+        wrong = ConnectOptions(server.address, WRONG["another-roles"])
+        with RemoteModel(known) as model, RemoteModel(wrong, token=RIGHT):
+            assert model.address == server.address
+        with pytest.raises(AccessDeniedError):
+            RemoteModel(wrong)

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -45,7 +45,7 @@ class PredictTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Which lanes and episodes the rows of a batch belong to; every field one entry a row."""
+    """Which lanes and episodes the rows of a batch belong to; every field one entry per row."""
 
     env_indices: Sequence[int]
     episode_ids: Sequence[str]
@@ -61,14 +61,16 @@ class Slots:
             ConformanceError: The fields have not as many entries as each other, or one is not what
                 its field takes.
         """
-        lengths = {field.name: _length(getattr(self, field.name), field) for field in fields(self)}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        lanes = _entries("env_indices", self.env_indices, int)
+        ids = _entries("episode_ids", self.episode_ids, str)
+        steps = _entries("steps", self.steps, int)
+        resets = _entries("resets", self.resets, bool)
+        if not len(lanes) == len(ids) == len(steps) == len(resets):
+            counts = (
+                f"{len(lanes)} env_indices, {len(ids)} episode_ids, {len(steps)} steps, "
+                f"{len(resets)} resets"
+            )
             raise ConformanceError("structure", "slots", f"{counts}; give one of each for each row")
-        lanes, ids, steps, resets = self.env_indices, self.episode_ids, self.steps, self.resets
-        if not (_are(int, lanes) and _are(str, ids) and _are(int, steps) and _are(bool, resets)):
-            lanes, steps = _counts("env_indices", lanes), _counts("steps", steps)
-            ids, resets = _each("episode_ids", ids, str), _each("resets", resets, bool, np.bool_)
         if steps and min(steps) < 0:
             raise ConformanceError("structure", "slots.steps", f"{min(steps)} is below 0")
         return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
@@ -93,14 +95,13 @@ class EncodedRequest:
     frame: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReply:
+class ModelReply(NamedTuple):
     """An answer."""
 
     request_id: str
     failure: ModelFailed | None = None
     action: bytes | None = None
-    """For a prediction: the data that ``ModelClientDialect.actions`` reads."""
+    """For a prediction: the data that ``actions`` of the dialect reads."""
     telemetry: PredictTelemetry | None = None
     chunks: tuple[tuple[bytes, ...], ...] = ()
     """For a prediction of chunks, in a dialect that keeps their actions apart: those of each
@@ -113,11 +114,21 @@ Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
 """Makes requests, with ids from the front of those given."""
 
 
-class RouteRequests(Protocol):
-    """Makes the requests of a session's routes, and reads predictions.
+class DialectModelSession(Protocol):
+    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
 
-    Methods take the ids of the requests that they make from the front of ``ids``.
+    It makes the requests of its routes, and reads predictions: these methods take the ids of the
+    requests that they make from the front of ``ids``. Safe to use from several threads.
     """
+
+    answer: HandshakeResponse
+    """The server's description of itself."""
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
@@ -136,7 +147,7 @@ class RouteRequests(Protocol):
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction of chunks, likewise.
+        """Return the request for a prediction of chunks, as ``predict`` does.
 
         Raises:
             CodecError: The observations have no wire form.
@@ -167,38 +178,10 @@ class RouteRequests(Protocol):
         """
 
 
-class ModelClientDialect(RouteRequests, Protocol):
-    """Makes all requests of one session, and reads their answers. Used under the session's lock."""
-
-    def close(self, ids: Iterator[str]) -> EncodedRequest:
-        """Return the request to end the session."""
-
-    def read(self, frame: bytes) -> ModelReply:
-        """Return the answer in ``frame``.
-
-        Raises:
-            CodecError: It is none.
-        """
-
-
-class DialectModelSession(RouteRequests, Protocol):
-    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
-
-    Safe to use from several threads.
-    """
-
-    answer: HandshakeResponse
-    """The server's description of itself."""
-
-    def ask(self, make: Make, timeout_s: float) -> ModelReply:
-        """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
-
-    def close(self) -> None:
-        """End the session. Idempotent."""
-
-
 class EditionModelClientDialect:
-    """The dialect of ``rlmesh.protocol.v1``.
+    """The dialect of ``rlmesh.protocol.v1``: all requests of one session, and their answers.
+
+    Used under the session's lock, but for ``encode`` and ``actions``; see ``DialectModelSession``.
 
     Args:
         session_id: Named in every context.
@@ -208,13 +191,14 @@ class EditionModelClientDialect:
     """The wire module, which a dialect with the same messages replaces."""
 
     def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
+        self.session_id = session_id
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
         request_id = next(ids)
-        request = ConfigureRoute(request_id, self._context(route_id, request_id), contract, horizon)
+        context = PredictContext(self.session_id, route_id, request_id)
+        request = ConfigureRoute(request_id, context, contract, horizon)
         return EncodedRequest(request_id, self.frames.pack_request(request))
 
     def predict(
@@ -225,12 +209,9 @@ class EditionModelClientDialect:
         observation: bytes,
     ) -> list[EncodedRequest]:
         request_id = next(ids)
-        context = self._context(route_id, request_id, rows)
-        return [
-            EncodedRequest(
-                request_id, self.frames.pack_request(Predict(request_id, context, observation))
-            )
-        ]
+        context = PredictContext(self.session_id, route_id, request_id, tuple(rows))
+        request = Predict(request_id, context, observation)
+        return [EncodedRequest(request_id, self.frames.pack_request(request))]
 
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
@@ -241,14 +222,16 @@ class EditionModelClientDialect:
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         request_id = next(ids)
-        request = CloseRoute(request_id, self._context(route_id, request_id))
+        request = CloseRoute(request_id, PredictContext(self.session_id, route_id, request_id))
         return EncodedRequest(request_id, self.frames.pack_request(request))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to end the session."""
         request_id = next(ids)
         return EncodedRequest(request_id, self.frames.pack_request(CloseModel(request_id)))
 
     def read(self, frame: bytes) -> ModelReply:
+        """Return the answer in ``frame``; raises CodecError if it is none."""
         response = wire.parse_response(frame)
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
@@ -262,12 +245,8 @@ class EditionModelClientDialect:
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
-        return values.decode_batch(contract.action_space, action_of(reply), num_rows * horizon)
-
-    def _context(
-        self, route_id: str, request_id: str, rows: Sequence[PredictSlot] = ()
-    ) -> PredictContext:
-        return PredictContext(self._session_id, route_id, request_id, tuple(rows))
+        codec = values.codec(contract.action_space)
+        return codec.decode(action_of(reply), num_rows * horizon)
 
 
 def action_of(reply: ModelReply) -> bytes:
@@ -294,45 +273,27 @@ def telemetry_of(predicted: Predicted) -> PredictTelemetry | None:
     )
 
 
-def _are(kind: type, entries: Sequence[object]) -> bool:
-    """Return whether all have exactly that type; fast, since each prediction calls it."""
-    return set(map(type, entries)) <= {kind}
-
-
-def _length(entries: object, field: "Field[Any]") -> int:
-    if isinstance(entries, str) or not isinstance(entries, Sized):
-        problem = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
-        raise ConformanceError("structure", f"slots.{field.name}", problem)
-    return len(entries)
-
-
-def _counts(name: str, entries: Sequence[Any]) -> list[int]:
-    """Return the entries as Python's integers, those of NumPy and torch, too.
+def _entries(name: str, given: Sequence[Any], kind: type) -> Sequence[Any]:
+    """Return the entries of a field of ``Slots`` in Python's own type.
 
     Raises:
-        ConformanceError: One is none.
+        ConformanceError: The field is no sequence, or an entry is of another kind.
     """
-    counts = []
-    for entry in entries:
-        try:
-            counts.append(operator.index(entry))
-        except TypeError as error:
-            raise _misfit(name, entry, int) from error
-    return counts
+    if isinstance(given, str) or not isinstance(given, Sized):
+        problem = f"is a {type(given).__name__}, expected a sequence with one entry a row"
+        raise ConformanceError("structure", f"slots.{name}", problem)
+    if set(map(type, given)) <= {kind}:  # fast, since each prediction comes here
+        return given
+    return [_entry(name, each, kind) for each in given]
 
 
-def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
-    """Return the entries in Python's own types, the first of ``kinds``.
-
-    Raises:
-        ConformanceError: One is of none of ``kinds``.
-    """
-    for entry in entries:
-        if not isinstance(entry, kinds):
-            raise _misfit(name, entry, kinds[0])
-    return [kinds[0](entry) for entry in entries]
-
-
-def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
-    problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
-    return ConformanceError("structure", f"slots.{name}", problem)
+def _entry(name: str, entry: Any, kind: type) -> Any:
+    try:
+        if kind is int:  # those of NumPy and torch, too
+            return operator.index(entry)
+        if isinstance(entry, kind) or (kind is bool and isinstance(entry, np.bool_)):
+            return kind(entry)
+    except TypeError:
+        pass
+    problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {kind.__name__}"
+    raise ConformanceError("structure", f"slots.{name}", problem)

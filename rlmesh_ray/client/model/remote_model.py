@@ -1,41 +1,61 @@
-"""RemoteModel: a served policy, from anywhere."""
+"""RemoteModel: a served policy, from anywhere; ActionPlayer: its chunks, one action per step."""
 
 import contextlib
 import itertools
 import os
 import queue
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions, ServiceHandshake
+from rlmesh_ray.client.channel import ConnectOptions, ServiceHandshake, as_connect_options
 from rlmesh_ray.client.fork_guard import NotPicklable, close_at_exit, forked
 from rlmesh_ray.client.join_stream import JoinStream, open_call
-from rlmesh_ray.client.model.action_player import ActionPlayer, Blend
+from rlmesh_ray.client.model.chunk_player import (
+    AUTO,
+    NEWEST,
+    Blend,
+    ChunkPlayer,
+    ChunkRequest,
+    PlayerStatistics,
+    require_blendable,
+)
 from rlmesh_ray.client.model.model_dialect import (
     DialectModelSession,
     EditionModelClientDialect,
     EncodedRequest,
     Make,
-    ModelClientDialect,
     ModelReply,
     PredictTelemetry,
     RouteBatch,
-    RouteRequests,
     Slots,
 )
 from rlmesh_ray.dialects.registry import client_dialect
-from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError, RlmeshError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ConformanceError,
+    EndpointError,
+    LocalProtocolError,
+    RlmeshError,
+    UnsupportedSpaceError,
+)
 from rlmesh_ray.options import (
     DEFAULT_STEP_TIMEOUT_S,
     as_horizon,
+    as_int,
     require_seconds,
     takes_no_more,
 )
@@ -44,8 +64,8 @@ from rlmesh_ray.protocol.capabilities import IMAGE_CODEC, PROTOCOL_V1
 from rlmesh_ray.protocol.client_session import ModelClientSession, timeout_error
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import Column, unflatten
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.batch import Column, flatten, leaves, stack, unflatten
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -55,7 +75,7 @@ from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 
-ModelDialectFactory = Callable[[str], ModelClientDialect]
+ModelDialectFactory = Callable[[str], EditionModelClientDialect]
 """Makes the dialect of a session with this id."""
 HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
     "/rlmesh.model.v1.ModelService/Handshake",
@@ -146,7 +166,9 @@ class ModelSessionStream:
         address: For error messages.
     """
 
-    def __init__(self, stream: JoinStream, dialect: ModelClientDialect, address: str) -> None:
+    def __init__(
+        self, stream: JoinStream, dialect: EditionModelClientDialect, address: str
+    ) -> None:
         self.stream = stream
         """The stream of the requests."""
         self._dialect = dialect
@@ -192,7 +214,16 @@ class ModelSessionStream:
                 request = waiting.popleft()
                 self.awaited[request.request_id] = answer
                 self.stream.send(request.frame)
-            reply = self._result(request, answer, timeout_s)
+            try:
+                reply = answer.get(timeout=timeout_s)
+            except queue.Empty:
+                with self._lock:
+                    self.awaited.pop(request.request_id, None)
+                raise timeout_error(timeout_s, self._address) from None
+            if isinstance(reply, RlmeshError):
+                raise reply
+            if reply.failure is not None:
+                raise self._session.error_of(reply.failure)
             if not waiting:
                 return reply
 
@@ -209,19 +240,6 @@ class ModelSessionStream:
         self.fail(self._session.closed())
         self.stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
-
-    def _result(self, request: EncodedRequest, answer: _Answer, timeout_s: float) -> ModelReply:
-        try:
-            reply = answer.get(timeout=timeout_s)
-        except queue.Empty:
-            with self._lock:
-                self.awaited.pop(request.request_id, None)
-            raise timeout_error(timeout_s, self._address) from None
-        if isinstance(reply, RlmeshError):
-            raise reply
-        if reply.failure is not None:
-            raise self._session.error_of(reply.failure)
-        return reply
 
     def take(self, frame: bytes) -> None:
         """Hand an answer to the thread that waits for it.
@@ -281,9 +299,10 @@ class RemoteModel(NotPicklable):
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``openpi://HOST:PORT``, also with a path (extra ``openpi``), where each
             lane of a route has a connection of its own, which is opened anew with each episode.
+            Or a ``ConnectOptions``, whose fields count where the options below are left out.
         token: The token that the endpoint requires, or the file that has it (``TokenFile``).
         tls: For an endpoint with TLS.
-        connect_timeout_s: For the connection and the handshake.
+        connect_timeout_s: For the connection and the handshake; default: 10 s.
         predict_timeout_s: How long to wait for any answer.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
@@ -296,20 +315,22 @@ class RemoteModel(NotPicklable):
 
     def __init__(
         self,
-        address: str,
+        address: str | ConnectOptions,
         *,
         token: TokenSource | None = None,
         tls: ClientTlsSource | None = None,
-        connect_timeout_s: float = 10.0,
+        connect_timeout_s: float | None = None,
         predict_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         edition_text: str | None = None,
     ) -> None:
         require_seconds("predict_timeout_s", predict_timeout_s)
-        self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
+        self._connect_options = as_connect_options(
+            address, token=token, tls=tls, timeout_s=connect_timeout_s, edition_text=edition_text
+        )
         self._timeout_s = predict_timeout_s
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
-        self._dialect: RouteRequests
+        self._dialect: EditionModelClientDialect | DialectModelSession
         self._session_stream: ModelSessionStream | DialectModelSession
         session = open_dialect_session(self._connect_options)
         if session is not None:
@@ -328,8 +349,8 @@ class RemoteModel(NotPicklable):
         self._session_id = given_id or uuid.uuid4().hex
         self._dialect = dialect = variant.make_dialect(self._session_id)
         call = open_call(channel, _JOIN, self._connect_options.metadata + own)
-        stream = JoinStream(call, address, channel)
-        self._session_stream = ModelSessionStream(stream, dialect, address)
+        stream = JoinStream(call, self.address, channel)
+        self._session_stream = ModelSessionStream(stream, dialect, self.address)
 
     @property
     def address(self) -> str:
@@ -441,11 +462,9 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        route = self._configured(route_id)
-        batch = self._checked(observation, route, slots)
-        actions = self._actions(route_id, route, batch)
+        actions, contract, _ = self._actions(observation, route_id, slots, horizon=1)
         return unflatten(
-            batch.contract.action_space,
+            contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
         )
 
@@ -468,31 +487,47 @@ class RemoteModel(NotPicklable):
         Raises:
             RlmeshError: See ``predict``.
         """
-        route = self._configured(route_id)
-        batch = self._checked(observation, route, slots)
-        contract, num_rows, horizon = batch.contract, len(batch.rows), route.horizon
-        if horizon == 1:
-            steps = self._actions(route_id, route, batch)
-        else:
-            name = self._name(route_id, route, horizon)
-            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, name, batch))
-            steps = self._dialect.actions(contract, reply, num_rows, horizon)
+        steps, contract, num_rows = self._actions(observation, route_id, slots)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
-    def _actions(self, route_id: str, route: _Route, batch: RouteBatch) -> list[Column]:
-        """Return one action a row; arrays may be read-only."""
-        contract, rows, columns = batch
-        name = self._name(route_id, route, 1)
-        data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._ask(route, lambda ids: self._dialect.predict(ids, name, rows, data))
-        return self._dialect.actions(contract, reply, len(rows))
+    def _actions(
+        self, observation: Any, route_id: str, slots: Slots | None, horizon: int | None = None
+    ) -> tuple[list[Column], EnvContract, int]:
+        """Return the actions of a prediction, the route's contract and the number of rows.
 
-    def _ask(self, route: _Route, make: Make) -> ModelReply:
-        """Send a prediction of a route, and keep its telemetry."""
-        reply = self._session_stream.ask(make, self._timeout_s)
+        Args:
+            observation: See ``predict``.
+            route_id: See ``predict``.
+            slots: See ``predict``.
+            horizon: Steps to ask for; None: those of the route.
+
+        Returns:
+            Actions of one row after the other of each step; arrays may be read-only.
+        """
+        route = self._routes.get(route_id)
+        if route is None:
+            raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
+        if not isinstance(slots, Slots | None):
+            problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
+            raise ConformanceError("structure", "slots", problem)
+        contract, dialect, horizon = route.contract, self._dialect, horizon or route.horizon
+        lanes = range(contract.num_envs)
+        rows = slots.rows() if slots else [PredictSlot(lane, "", 0, False) for lane in lanes]
+        columns = route.to_columns(observation, len(rows))
+        name = route.names.get(horizon > 1) or self._name(route_id, route, horizon)
+        if horizon > 1:
+            batch = RouteBatch(contract, rows, columns)
+            reply = self._session_stream.ask(
+                lambda ids: dialect.predict_chunk(ids, name, batch), self._timeout_s
+            )
+        else:
+            data = dialect.encode(contract, columns, len(rows))
+            reply = self._session_stream.ask(
+                lambda ids: dialect.predict(ids, name, rows, data), self._timeout_s
+            )
         if reply.telemetry is not None:
             route.telemetry = reply.telemetry
-        return reply
+        return dialect.actions(contract, reply, len(rows), horizon), contract, len(rows)
 
     @takes_no_more(resize=_RESIZE_BY_THE_MAP)
     def actions(
@@ -505,7 +540,7 @@ class RemoteModel(NotPicklable):
         execution_horizon: int | None = None,
         prefetch: int | str = "auto",
         blend: Blend = "newest",
-    ) -> ActionPlayer:
+    ) -> "ActionPlayer":
         """Open a route, and return a player of its chunks for a loop that the caller runs.
 
         The player asks for the next chunk while the present one is played, so that a simulator or
@@ -546,21 +581,6 @@ class RemoteModel(NotPicklable):
         )
         return player
 
-    def _configured(self, route_id: str) -> _Route:
-        route = self._routes.get(route_id)
-        if route is None:
-            raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
-        return route
-
-    def _checked(self, observation: Any, route: _Route, slots: Slots | None) -> RouteBatch:
-        """Return the observation as the dialects take it."""
-        if not isinstance(slots, Slots | None):
-            problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
-            raise ConformanceError("structure", "slots", problem)
-        lanes = range(route.contract.num_envs)
-        rows = slots.rows() if slots else [PredictSlot(lane, "", 0, False) for lane in lanes]
-        return RouteBatch(route.contract, rows, route.to_columns(observation, len(rows)))
-
     def _name(self, route_id: str, route: _Route, horizon: int) -> str:
         """Return the server's route for one action or for chunks, which is opened if need be.
 
@@ -568,8 +588,6 @@ class RemoteModel(NotPicklable):
         ``max_delay_s`` would have each batch wait for it.
         """
         names, has_chunks = route.names, horizon > 1
-        if has_chunks in names:
-            return names[has_chunks]
         with self._lock:
             if has_chunks not in names:
                 name = route_id
@@ -644,3 +662,269 @@ def _by_row(steps: Any, num_rows: int) -> Any:
         return tuple(steps[row::num_rows] for row in range(num_rows))
     by_step = steps.reshape(len(steps) // num_rows, num_rows, *steps.shape[1:])
     return by_step.swapaxes(0, 1).copy()
+
+
+_Sent = Sequence[tuple[ChunkPlayer, ChunkRequest]]
+"""The players whose rows a message has, in their order, and their requests."""
+_TimedChunks = tuple[Any, float]
+"""Chunks of some lanes, and when they came."""
+
+
+class ActionPlayer:
+    """Actions for a loop that its caller runs, from chunks that are asked for ahead of time.
+
+    ``RemoteModel.actions`` makes it. One lane, or all lanes of a vector, have a ``ChunkPlayer``
+    each. The next chunks are asked for in a thread of the player's own, with one message for all
+    lanes, while the present ones are played. ``act`` waits only for an action that is missing: that
+    of an episode's first step, and of a step that has come before its chunk. To be used by one
+    thread at a time.
+
+    Args:
+        model: The session with the policy, with a route for the environment.
+        env: See ``RemoteModel.actions``, as all others.
+    """
+
+    def __init__(
+        self,
+        model: RemoteModel,
+        env: Any,
+        *,
+        route_id: str,
+        execution_horizon: int | None = None,
+        prefetch: int | str = AUTO,
+        blend: Blend = NEWEST,
+    ) -> None:
+        contract = contract_of(env)
+        self._players = [
+            ChunkPlayer(execution_horizon=execution_horizon, prefetch=prefetch, blend=blend)
+            for _ in range(contract.num_envs)
+        ]
+        for leaf in leaves(contract.action_space):
+            if leaf.dtype is None:
+                where = f" {leaf.name!r}" if leaf.name else ""
+                raise UnsupportedSpaceError(
+                    f"the action{where} is text, which no player can take: use predict_chunk"
+                )
+            require_blendable(blend, leaf.dtype, leaf.name)
+        self._model = model
+        self._route_id = route_id
+        self._observation_space = contract.observation_space
+        self._action_space = contract.action_space
+        self._is_batched = isinstance(env, gymnasium.vector.VectorEnv) or contract.num_envs > 1
+        self._resets_next_step = _autoreset_mode(env) == AutoresetMode.NEXT_STEP.value
+        self._episode_ids = [""] * contract.num_envs
+        self._num_episodes = 0
+        self._actions: list[Any] = [None] * contract.num_envs
+        """The latest action of each lane."""
+        self._has_action = np.zeros(contract.num_envs, np.bool_)
+        """Lanes whose action of this step is there, though an error has kept ``act`` from
+        returning it."""
+        self._is_ending = np.zeros(contract.num_envs, np.bool_)
+        """Lanes that reset themselves on the step that follows."""
+        self._executor: ThreadPoolExecutor | None = None
+        self._pending: tuple[Future[_TimedChunks], _Sent] | None = None
+        self._is_closed = False
+        for lane in range(contract.num_envs):
+            self._begin(lane)
+
+    @property
+    def statistics(self) -> PlayerStatistics:
+        """The counters of all lanes together, and the longest latency."""
+        own = [player.statistics for player in self._players]
+        added = PlayerStatistics(*map(sum, zip(*own, strict=True)))
+        return added._replace(latency_s=max(each.latency_s for each in own))
+
+    def act(self, observation: Any, *, done: Any = False, skipped: int = 0) -> Any:
+        """Return the next action.
+
+        Args:
+            observation: Of an environment; of a vector: of all lanes. It is copied where it is
+                sent, so the environment may overwrite it.
+            done: Whether the latest step has ended an episode (``terminated or truncated``): this
+                observation is the first of the next one. Of a vector one a lane. Where lanes reset
+                themselves on the step after (``AutoresetMode.NEXT_STEP``), this observation is the
+                last of its episode, and the next one begins with the following call.
+            skipped: How many steps have passed since the latest one without an action, as those of
+                a robot that moves on while this waits. Their actions are left out. 0 where this is
+                called again after an error.
+
+        Raises:
+            ConfigurationError: The policy returns fewer actions than the execution horizon,
+                ``blend`` no action, or ``skipped`` is not a number of steps.
+            ConformanceError: ``observation`` or ``done`` does not fit the environment.
+            LocalProtocolError: The player is closed.
+            RemoteModelError: The endpoint answered with an error.
+            EndpointError: The session broke, or no answer came in time.
+        """
+        if self._is_closed:
+            raise LocalProtocolError("the player is closed: RemoteModel.actions makes another one")
+        if as_int("skipped", skipped) < 0:
+            raise ConfigurationError(f"skipped={skipped} must be 0 or more")
+        is_over = self._begin_episodes(done)
+        settled = self._has_action | is_over
+        lanes = np.flatnonzero(~settled).tolist()
+        for lane in lanes:
+            if self._players[lane].step:  # else its episode begins with this observation
+                self._players[lane].skip(skipped)
+        self._receive(wait=False)
+        self._request_ahead(observation, lanes)
+        missing = self._play(lanes)
+        while missing:
+            lacking = [lane for lane in missing if self._players[lane].wants_request()]
+            if self._pending is not None and not lacking:
+                self._receive(wait=True)
+            else:
+                rows, slots, sent = self._message(observation, lacking or missing)
+                self._deliver(sent, lambda: self._ask(rows, slots))  # noqa: B023  # called at once
+            missing = self._play(missing)
+        self._has_action[:] = False
+        self._is_ending = is_over
+        if not self._is_batched:
+            return unflatten(self._action_space, self._actions[0])
+        return unflatten(
+            self._action_space, [np.stack(parts) for parts in zip(*self._actions, strict=True)]
+        )
+
+    def begin_episode(self, lane: int, episode_id: str) -> None:
+        """Begin an episode with the next observation; ``act`` does so where a lane is done.
+
+        Args:
+            lane: Index of the lane; 0 for a single environment.
+            episode_id: Id of the episode in requests; another one for each episode.
+
+        Raises:
+            ConfigurationError: There is no such lane.
+        """
+        if not 0 <= as_int("lane", lane) < len(self._players):
+            raise ConfigurationError(f"lane={lane} must be from 0 to {len(self._players) - 1}")
+        self._players[lane].begin_episode()
+        self._episode_ids[lane] = episode_id
+        self._has_action[lane] = False
+
+    def close(self) -> None:
+        """Close the route and end the player's thread; the session stays open. Idempotent."""
+        self._end(waits=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After Ctrl-C, the session's end ends the thread and the route.
+        self._end(waits=kind is None or issubclass(kind, Exception))
+
+    def _end(self, *, waits: bool) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=waits, cancel_futures=True)
+            self._executor = self._pending = None
+        was_open, self._is_closed = not self._is_closed, True
+        if waits and was_open:
+            with contextlib.suppress(EndpointError):  # a session that broke has no routes
+                self._model.close_route(self._route_id)
+
+    def _begin(self, lane: int) -> None:
+        self._num_episodes += 1
+        self.begin_episode(lane, f"{self._route_id}-{self._num_episodes}")
+
+    def _begin_episodes(self, done: Any) -> NDArray[np.bool_]:
+        """Begin the episodes of this observation; return the lanes whose action is ignored."""
+        try:
+            values = np.asarray(done)
+            is_done = np.broadcast_to(values.astype(np.bool_), self._is_ending.shape)
+        except ValueError as error:
+            problem = f"is not one a lane, of shape {self._is_ending.shape}: {error}"
+            raise ConformanceError("structure", "done", problem) from error
+        if values.dtype.kind not in "biuf" or not (values == is_done).all():  # "False" is no False
+            problem = f"is {done!r:.40}, expected True or False, one a lane"
+            raise ConformanceError("structure", "done", problem)
+        begins, is_over = is_done, np.zeros_like(self._is_ending)
+        if self._resets_next_step:
+            # No step has been taken where an episode has just begun, so none can have ended it.
+            has_acted = [player.step > 0 for player in self._players]
+            is_over = is_done & ~self._is_ending & has_acted
+            begins = self._is_ending
+        for lane in np.flatnonzero(begins).tolist():
+            self._begin(lane)
+        return is_over
+
+    def _play(self, lanes: Sequence[int]) -> list[int]:
+        """Take the next action of each lane; return the lanes that have none."""
+        now_s = time.monotonic()
+        missing = []
+        for lane in lanes:
+            action = self._players[lane].next_action(now_s)
+            if action is None:
+                missing.append(lane)
+            else:
+                self._actions[lane], self._has_action[lane] = action, True
+        return missing
+
+    def _request_ahead(self, observation: Any, lanes: Sequence[int]) -> None:
+        """Ask in the background for all lanes that have actions left, if one lane wants it."""
+        if self._pending is not None:
+            return
+        players = self._players
+        able = [lane for lane in lanes if players[lane].num_left and players[lane].can_request]
+        if not any(players[lane].wants_request() for lane in able):
+            return
+        rows, slots, sent = self._message(observation, able)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="rlmesh-ray-actions")
+        self._pending = (self._executor.submit(self._ask, rows, slots), sent)
+
+    def _ask(self, rows: Any, slots: Slots) -> _TimedChunks:
+        chunk = self._model.predict_chunk(rows, route_id=self._route_id, slots=slots)
+        return chunk, time.monotonic()
+
+    def _message(self, observation: Any, lanes: list[int]) -> tuple[Any, Slots, _Sent]:
+        """Return copies of the observations of some lanes, and record that they are sent."""
+        if self._is_batched:
+            columns = coerce_batch(self._observation_space, observation, len(self._players))
+        else:
+            columns = stack(self._observation_space, [observation])
+        rows = unflatten(self._observation_space, [_rows_of(column, lanes) for column in columns])
+        players = [self._players[lane] for lane in lanes]
+        slots = Slots(
+            env_indices=lanes,
+            episode_ids=[self._episode_ids[lane] for lane in lanes],
+            steps=[player.step for player in players],
+            resets=[player.step == 0 for player in players],
+        )
+        now_s = time.monotonic()
+        return rows, slots, [(player, player.request_sent(now_s)) for player in players]
+
+    def _receive(self, *, wait: bool) -> None:
+        """Take the answer of the background, if it is there or has to be waited for."""
+        if self._pending is not None:
+            future, sent = self._pending
+            if wait or future.done():
+                self._pending = None
+                self._deliver(sent, future.result)
+
+    def _deliver(self, sent: _Sent, answer: Callable[[], _TimedChunks]) -> None:
+        """Give each player its row of an answer."""
+        try:
+            chunk, arrived_s = answer()
+            columns = flatten(self._action_space, chunk)
+            for row, (player, request) in enumerate(sent):
+                player.chunk_arrived(request, tuple(column[row] for column in columns), arrived_s)
+        except BaseException:
+            for player, request in sent:
+                player.request_failed(request)
+            raise
+
+
+def _rows_of(column: Column, lanes: list[int]) -> Column:
+    if isinstance(column, np.ndarray):
+        return column[lanes]
+    return tuple(column[lane] for lane in lanes)
+
+
+def _autoreset_mode(env: Any) -> str:
+    mode = getattr(env, "autoreset_mode", None)  # of a contract, or a RemoteVectorEnv
+    if mode is None and isinstance(env, gymnasium.vector.VectorEnv):
+        mode = env.metadata.get("autoreset_mode")
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.Autoreset):
+            return AutoresetMode.NEXT_STEP.value
+        env = env.env
+    return str(getattr(mode, "value", ""))

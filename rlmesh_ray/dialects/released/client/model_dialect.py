@@ -30,6 +30,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import (
     ModelFailed,
     Predict,
+    PredictContext,
     Predicted,
     PredictSlot,
     RouteConfigured,
@@ -106,7 +107,8 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
         request_id = next(ids)
         groups = []
         for row, own in enumerate(split(batch.columns, [1] * len(slots))):
-            context = self._context(route_id, f"{request_id}.{row}", slots[row : row + 1])
+            own_slots = slots[row : row + 1]
+            context = PredictContext(self.session_id, route_id, f"{request_id}.{row}", own_slots)
             observation = self.encode(batch.contract, own, 1)
             groups.append(Predict(context.request_id, context, observation))
         frame = wire.pack_request(GroupedPredict(request_id, tuple(groups)))
@@ -119,7 +121,7 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
         if not replaced:
             return slots, []
         request_id = next(ids)
-        context = self._context(route_id, request_id)
+        context = PredictContext(self.session_id, route_id, request_id)
         frame = wire.pack_request(ForgetEpisodes(request_id, context, replaced))
         return slots, [EncodedRequest(request_id, frame)]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.client.model.action_player import ChunkPlayer, ChunkRequest
+from rlmesh_ray.client.model.chunk_player import ChunkPlayer, ChunkRequest
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
 
 

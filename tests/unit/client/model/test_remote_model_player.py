@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.client.model.action_player import ActionPlayer
-from rlmesh_ray.client.model.remote_model import Slots
+from rlmesh_ray.client.model.remote_model import ActionPlayer, Slots
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
