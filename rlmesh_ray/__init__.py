@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.auth.token_file import TokenFile
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.env.observer import EndpointObserver
-    from rlmesh_ray.client.env.remote_env import RemoteEnv
-    from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.client.env.remote_env import RemoteEnv, RemoteVectorEnv
     from rlmesh_ray.client.model.chunk_player import ChunkPlayer
     from rlmesh_ray.client.model.remote_model import ActionPlayer, RemoteModel, Slots
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
@@ -56,7 +55,7 @@ _HOMES = {
     "RemoteAgent": "rlmesh_ray.dialects.rllink.client",
     "RemoteEnv": "rlmesh_ray.client.env.remote_env",
     "RemoteModel": "rlmesh_ray.client.model.remote_model",
-    "RemoteVectorEnv": "rlmesh_ray.client.env.remote_vector_env",
+    "RemoteVectorEnv": "rlmesh_ray.client.env.remote_env",
     "ServerTls": "rlmesh_ray.auth.server_tls",
     "Slots": "rlmesh_ray.client.model.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",

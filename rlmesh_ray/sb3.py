@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env.env_session_client import ClientOptions
-from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv, require_same_step, same_step
+from rlmesh_ray.client.env.remote_env import RemoteVectorEnv, require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, RemoteEnvError
 from rlmesh_ray.spaces.batch import stack, unflatten
 from rlmesh_ray.spaces.vector_infos import lane_info

@@ -163,7 +163,7 @@ FAULTS = (
         "a-masked-reset-takes-other-seeds",
         "client",
         "A reset of some lanes sends the seeds of the first lanes, not those of the chosen ones.",
-        "rlmesh_ray/client/env/remote_vector_env.py",
+        "rlmesh_ray/client/env/remote_env.py",
         "seeds = [seeds[lane] for lane in lanes] if seeds else []",
         "seeds = seeds[: len(lanes)]",
         "tests/loopback/test_gymnasium_interface.py::"
@@ -173,7 +173,7 @@ FAULTS = (
         "a-lane-is-reset-twice",
         "client",
         "A single lane that was reset after its end is reset once more by the next step.",
-        "rlmesh_ray/client/env/remote_vector_env.py",
+        "rlmesh_ray/client/env/remote_env.py",
         "        self._begun.update(lanes or range(self.num_envs))\n"
         "        self._has_ended = False\n",
         "        self._begun.update(lanes or range(self.num_envs))\n",

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.calls.plan import Calls, Subject
 from benchmarks.calls.trace import TRACE, Trace, TracedEnv
-from rlmesh_ray.client.env.remote_env import RemoteEnv
-from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.env.remote_env import RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.polling import SPIN_VARIABLE
 from rlmesh_ray.server.env.env_server import EnvServer

@@ -13,8 +13,7 @@ from benchmarks.stepping.environments import local_vector
 from benchmarks.stepping.specs import ClientSpec, Mode
 from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env.remote_env import RemoteEnv
-from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.env.remote_env import RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.evaluation.run import evaluate

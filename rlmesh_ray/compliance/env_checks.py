@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.client.env.remote_vector_env import decode_png
+from rlmesh_ray.client.env.remote_env import decode_png
 from rlmesh_ray.compliance import action_cases
 from rlmesh_ray.compliance.action_cases import packed_rest
 from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv, agents_notice
+from rlmesh_ray.client.env.remote_env import RemoteVectorEnv, agents_notice
 from rlmesh_ray.client.model.remote_model import RemoteModel
 from rlmesh_ray.errors import (
     ConfigurationError,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.env.remote_env import RemoteVectorEnv
 from rlmesh_ray.client.model.remote_model import ActionPlayer, RemoteModel, Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import DmEnvRpcSettings, EnvServer, RemoteVectorEnv
-from rlmesh_ray.client.env.remote_vector_env import require_same_step, same_step
+from rlmesh_ray.client.env.remote_env import require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.vector_infos import lane_info

@@ -459,7 +459,7 @@ def _check_env(job: _Job) -> None:
 
 
 def _require_one_agent(contract: "rlmesh_ray.EnvContract") -> None:
-    from rlmesh_ray.client.env.remote_vector_env import agents_notice
+    from rlmesh_ray.client.env.remote_env import agents_notice
 
     if agents := agents_notice(contract):
         raise ConfigurationError(f"train trains one policy for one agent, and {agents}")

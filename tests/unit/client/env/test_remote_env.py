@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.client.env.remote_vector_env import action_error, agents_notice
+from rlmesh_ray.client.env.remote_env import action_error, agents_notice
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
