@@ -212,7 +212,6 @@ def translate_grpc_error(
 
 
 def _loss(code: grpc.StatusCode, details: str) -> str:
-    """Return how a call has ended, without gRPC's own words about it."""
     if code is grpc.StatusCode.CANCELLED:
         return "the endpoint, or a proxy before it, has ended the call"
     if unexpected := _UNEXPECTED.match(details):
@@ -281,7 +280,6 @@ _CONNECTION_FAILURES = (
 
 
 def _exhausted(details: str, address: str) -> EndpointError:
-    """Return the error for a message that is too large, or an endpoint that is full."""
     if _CALL_LIMIT in details:
         reason = "the endpoint has as many calls as it takes at a time; dial another one, or wait"
         return CapacityError(reason, address)
@@ -296,7 +294,6 @@ def _exhausted(details: str, address: str) -> EndpointError:
 
 
 def _serving_hint(text: str) -> str:
-    """Return the command that serves ``text``, if it names an environment or a policy."""
     if re.fullmatch(r"[\w./:-]*-v\d+", text):
         return f"; an environment is served first: rlmesh-ray serve-env {text}"
     if os.path.exists(text) or text.endswith((".pt", ".pt2", "checkpoint")):

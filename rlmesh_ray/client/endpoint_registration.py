@@ -123,7 +123,6 @@ class Registration:
         )
 
     def start(self) -> Self:
-        """Begin to register; does not wait for it."""
         self._thread.start()
         return self
 
@@ -176,7 +175,6 @@ class Registration:
             self._delay_s = min(2.0 * self._delay_s, _LONGEST_DELAY_S)
 
     def _stay_registered(self) -> RlmeshError:
-        """Register, and stay in the pool until the connection ends; return why it has ended."""
         # ``close`` sets its flag first, and then the event that it finds: one of them is seen.
         over = self._attempt_over = threading.Event()
         self._refusal = None

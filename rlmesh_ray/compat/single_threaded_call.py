@@ -108,7 +108,6 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
             self._send_next()
 
     def __next__(self) -> bytes:
-        """Wait for the next message."""
         state = self._state
         with self._reading:
             self._ask()

@@ -487,8 +487,11 @@ class EnvClient:
         )
         self.numbers = ClientSide()
         """Numbers of the requests, which are their ids."""
-        self._tag_arrays = capabilities.NDARRAY in self.answer.capabilities
-        self._max_bytes = max_request_bytes(self.contract)
+        self._pack = partial(
+            self.dialect.frames.pack_request,
+            tag_arrays=capabilities.NDARRAY in self.answer.capabilities,
+            max_bytes=max_request_bytes(self.contract),
+        )
         close_at_exit(self)
         self._configure()
 
@@ -629,7 +632,6 @@ class EnvClient:
     def _receive_step(
         self, request_id: str, limit: Limit, left_s: float | None = None
     ) -> StepResult:
-        """Wait for the result of a step that was sent on the stream; see ``_receive``."""
         try:
             done = self._receive(request_id, StepDone, limit, left_s)
         except RemoteEnvError:
@@ -949,11 +951,6 @@ class EnvClient:
             self.session.fail_if_interrupted(error)
             raise
 
-    def _pack(self, request: EnvRequest) -> bytes:
-        return self.dialect.frames.pack_request(
-            request, tag_arrays=self._tag_arrays, max_bytes=self._max_bytes
-        )
-
     def _configure(self) -> None:
         if not self.dialect.edition:
             return
@@ -971,5 +968,4 @@ class EnvClient:
 
 
 def _left_s(end_s: float, limit_s: float) -> float:
-    """Return what is left of a direct request's limit for the same request on the stream."""
     return max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)

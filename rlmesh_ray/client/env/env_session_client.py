@@ -241,7 +241,6 @@ def open_env_session(
 def open_client_session(
     owner: str, address: str | ConnectOptions, options: ClientOptions
 ) -> EnvSessionClient:
-    """Open the session of ``owner`` with the endpoint at an address; see ``open_env_session``."""
     given = completed(owner, ClientOptions, options)
     return open_env_session(
         as_connect_options(

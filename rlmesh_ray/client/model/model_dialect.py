@@ -226,7 +226,6 @@ class EditionModelClientDialect:
         return EncodedRequest(request_id, self.frames.pack_request(request))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
-        """Return the request to end the session."""
         request_id = next(ids)
         return EncodedRequest(request_id, self.frames.pack_request(CloseModel(request_id)))
 

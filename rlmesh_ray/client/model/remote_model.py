@@ -128,7 +128,6 @@ def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession
 
 
 def policy_of(answer: HandshakeResponse) -> PolicyFacts:
-    """Return the facts about the policy in a model endpoint's answer; empty: it has none."""
     return policy_v1.parse(answer.capabilities.get(capabilities.POLICY, ""))
 
 
@@ -254,7 +253,6 @@ class ModelSessionStream:
             answer.put(reply)
 
     def fail(self, error: RlmeshError) -> None:
-        """Note that the stream has ended; threads that wait get an error."""
         with self._lock:
             error = self._session.lose(error)
             answers, self.awaited = list(self.awaited.values()), {}
