@@ -316,6 +316,7 @@ def test_a_call_wants_the_token(client: EnvClient) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             raw_call(client, LaneCall("task"), session, *shown)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert client.call("task") == (0, 0, 0)  # with the token
 
 
 def test_garbage_is_refused_and_costs_nothing(client: EnvClient) -> None:
