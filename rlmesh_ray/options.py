@@ -445,6 +445,9 @@ def takes_options(
             if name not in signature.parameters  # as those of a data class
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])
+        if taker is table:  # a data class, whose options do not come to ``completed``
+            made: Any = taker
+            made.__init__ = _naming_the_nearest(function, table.__name__, shown)
         entries = "\n".join(_entry(name, option) for name, (_, option) in shown.items())
         taker.__doc__ = _OPTIONS_LINE.sub(
             lambda found: textwrap.indent(entries, found[1]), taker.__doc__ or ""
@@ -452,6 +455,17 @@ def takes_options(
         return taker
 
     return decorate
+
+
+def _naming_the_nearest(function: _TakerT, owner: str, known: Collection[str]) -> _TakerT:
+    @functools.wraps(function)
+    def checked(*arguments: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{owner}() {_unknown(name, known)}")
+        return function(*arguments, **given)
+
+    return cast(_TakerT, checked)
 
 
 def _entry(name: str, option: Option) -> str:

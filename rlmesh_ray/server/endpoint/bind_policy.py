@@ -5,9 +5,9 @@ import socket
 from typing import Any
 
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
-from rlmesh_ray.auth.token_file import ServerToken, token_store
+from rlmesh_ray.auth.token_file import ServerToken, TokenFile, token_store
 from rlmesh_ray.dialects.registry import client_dialect
-from rlmesh_ray.errors import AddressError
+from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.address import Address, ip_of, parse_address
 
 __all__ = [
@@ -48,6 +48,11 @@ def checked_address(address: str, token: ServerToken) -> Address:
         raise AddressError(
             f"{address} names the protocol that a client speaks; an endpoint answers all of its "
             f"protocols on one port: write {parsed} (dialects=…, --dialect restricts the protocols)"
+        )
+    if not isinstance(token, str | TokenFile | None) and token is not False:
+        raise ConfigurationError(
+            f"token is of type {type(token).__name__}: give a str or a TokenFile, or False to "
+            "serve without a token on purpose"
         )
     check_exposure(parsed, token)
     token_store(token)

@@ -56,6 +56,7 @@ class ListenOptions:
     Raises:
         AddressError: ``data_address`` or ``openpi`` is not text.
         ConfigurationError: Another value is not possible.
+        TypeError: There is no such option; the message names the nearest one.
     """
 
     address: Annotated[
@@ -125,6 +126,9 @@ class ListenOptions:
     def __post_init__(self) -> None:
         for name, (_, option) in declared(ListenOptions).items():
             option.require(name, vars(self)[name])
+        # A list has no hash.
+        texts = as_names("accept_edition_texts", self.accept_edition_texts)
+        object.__setattr__(self, "accept_edition_texts", texts)
 
 
 takes_options(ListenOptions)(ListenOptions)

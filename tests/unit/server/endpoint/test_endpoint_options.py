@@ -41,6 +41,25 @@ def test_a_wrong_value_is_refused_before_there_is_a_server(given: Any, why: str)
         ListenOptions(**given)
 
 
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    unknown: Any = {"idle_timeout": 3}
+
+    with pytest.raises(
+        TypeError,
+        match=r"ListenOptions\(\) got an unexpected keyword argument 'idle_timeout'; "
+        "did you mean 'idle_timeout_s'",
+    ):
+        ListenOptions("127.0.0.1:7", **unknown)
+
+
+def test_options_with_several_names_are_equal_and_have_a_hash() -> None:
+    listed = ListenOptions(accept_edition_texts=["rlmesh-0.1.0b3", "rlmesh-0.1.0b3"])
+    single = ListenOptions(accept_edition_texts=("rlmesh-0.1.0b3",))
+
+    assert listed == single
+    assert hash(listed) == hash(single)
+
+
 def test_a_server_refuses_what_only_another_one_serves() -> None:
     with pytest.raises(
         ConfigurationError, match=r"EnvServer takes no openpi='127.0.0.1:0': .*Model"
@@ -50,3 +69,14 @@ def test_a_server_refuses_what_only_another_one_serves() -> None:
         ConfigurationError, match=r"ModelServer takes no data_address='127.0.0.1:0'"
     ):
         ModelServer(lambda batch: batch, address=ListenOptions(data_address="127.0.0.1:0"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+@pytest.mark.parametrize("token", [0, True, b"secret"])
+def test_a_token_of_another_type_is_refused_with_what_there_is(address: str, token: Any) -> None:
+    for serve in (
+        lambda: EnvServer("CartPole-v1", address=address, token=token),
+        lambda: ModelServer(lambda batch: batch, address=address, token=token),
+    ):
+        with pytest.raises(ConfigurationError, match=r"type \w+: give a str .*False .* on purpose"):
+            serve()
