@@ -158,16 +158,15 @@ class AdaptiveSpin:
         if wanted_s > self._longest_s:
             self.spin_s = 0.0
             return
-        self._compare(waited_s)
-        self.spin_s = wanted_s if self._is_spinning is not self._is_trial else 0.0
-
-    def _compare(self, waited_s: float) -> None:
-        """Count a short wait; at the end of a period start a trial, or choose the better mode."""
         self._num_left -= 1
         if self._num_left < _TRIAL:
             self._waits_s += waited_s
-        if self._num_left:
-            return
+        if not self._num_left:
+            self._end_period()
+        self.spin_s = wanted_s if self._is_spinning is not self._is_trial else 0.0
+
+    def _end_period(self) -> None:
+        """Start a trial; at the end of one choose the better mode."""
         waits_s, self._waits_s = self._waits_s, 0.0
         self._is_trial = not self._is_trial
         if self._is_trial:
