@@ -19,7 +19,7 @@ from rlmesh_ray.server.endpoint.bind_policy import is_wildcard
 from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
 from rlmesh_ray.server.endpoint.health import Health
-from rlmesh_ray.server.observe.log_format import configure_logging_from_environment
+from rlmesh_ray.server.endpoint.log import configure_logging_from_environment
 from rlmesh_ray.server.observe.statistics import Statistics
 
 if TYPE_CHECKING:  # an actor loads only the server that it hosts

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.server.observe.log_format import LogFormat, formatter_of, log_to_stderr
+from rlmesh_ray.server.endpoint.log import LogFormat, formatter_of, log_to_stderr
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig

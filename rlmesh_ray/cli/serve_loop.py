@@ -12,7 +12,7 @@ from rlmesh_ray.cli.log_setup import show_log
 from rlmesh_ray.cli.options.common import MonitoringFlags, served_metrics
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
-from rlmesh_ray.server.observe.log_format import LogFormat
+from rlmesh_ray.server.endpoint.log import LogFormat
 from rlmesh_ray.server.observe.statistics import EnvStatistics, MeasuredEndpoint, Statistics
 
 _POLL_S = 1.0

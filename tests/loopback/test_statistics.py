@@ -16,8 +16,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env.env_client import EnvClient
 from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError, RemoteModelError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.server.endpoint.log_context import short_name
-from rlmesh_ray.server.observe.log_format import JsonFormatter
+from rlmesh_ray.server.endpoint.log import JsonFormatter, short_name
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.client_internals import (

@@ -19,8 +19,8 @@ from rlmesh_ray.actors.registry.endpoint_resolver import cluster_endpoints
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.server.endpoint.log import FORMAT_VARIABLE
 from rlmesh_ray.server.observe.endpoint_status import as_fields
-from rlmesh_ray.server.observe.log_format import FORMAT_VARIABLE
 from tests.loopback.eventually import eventually
 
 TOKEN = "a token for tests"

@@ -29,8 +29,8 @@ from rlmesh_ray.files import open_file
 from rlmesh_ray.options import Group, declared
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
+from rlmesh_ray.server.endpoint.log import FORMAT_VARIABLE, LogFormat
 from rlmesh_ray.server.model.model_options import ModuleOptions
-from rlmesh_ray.server.observe.log_format import FORMAT_VARIABLE, LogFormat
 from rlmesh_ray.server.observe.statistics import Measured
 
 if TYPE_CHECKING:

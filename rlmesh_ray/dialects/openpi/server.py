@@ -51,13 +51,13 @@ from rlmesh_ray.server.endpoint.connection_limits import CONNECTION_SETUP_S, MAX
 from rlmesh_ray.server.endpoint.drain import DRAINING
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from rlmesh_ray.server.endpoint.endpoint_options import listening
-from rlmesh_ray.server.endpoint.log_context import enter, short_name
+from rlmesh_ray.server.endpoint.log import enter, short_name
 from rlmesh_ray.server.endpoint.session_limit import require_descriptors
 from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_options import ModelServerOptions, checked_message_bytes
 from rlmesh_ray.server.model.model_stream import ModelRoutes, Route, failure_response
-from rlmesh_ray.server.observe.session_log import SessionLog
+from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.transport.tcp import enable_keepalive

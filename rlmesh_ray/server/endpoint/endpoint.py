@@ -39,7 +39,7 @@ from rlmesh_ray.server.endpoint.health import (
     always_serving,
     run_probe,
 )
-from rlmesh_ray.server.endpoint.log_context import facts, logged_as, new_endpoint_id
+from rlmesh_ray.server.endpoint.log import facts, logged_as, new_endpoint_id
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rlmesh_ray.auth.token_file import ServerToken, TokenStore, required_role, t
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
 from rlmesh_ray.server.endpoint.drain import DRAINING
-from rlmesh_ray.server.endpoint.log_context import enter, short_name
+from rlmesh_ray.server.endpoint.log import enter, short_name
 
 _SCHEME = "Bearer "
 _HOW = (

@@ -19,7 +19,7 @@ from rlmesh_ray.server.endpoint.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.endpoint.event_loop import shared_loop
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.health import Health
-from rlmesh_ray.server.endpoint.log_context import logged_as, new_endpoint_id
+from rlmesh_ray.server.endpoint.log import logged_as, new_endpoint_id
 from rlmesh_ray.server.env.connection_broker import (
     ConnectionBroker,
     bound_sockets,

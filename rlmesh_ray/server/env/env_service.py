@@ -38,8 +38,8 @@ from rlmesh_ray.server.env.lane_session import (
     Sessions,
 )
 from rlmesh_ray.server.env.worker_pool import WorkerPool
+from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.server.observe.observer_service import MAX_A_SECOND, TokenBucket
-from rlmesh_ray.server.observe.session_log import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, observe_v1, transport_v1
 from rlmesh_ray.wire.image_codec_v1 import SentImages

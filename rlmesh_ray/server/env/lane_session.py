@@ -60,7 +60,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
 )
 from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
-from rlmesh_ray.server.endpoint.log_context import current, short_name
+from rlmesh_ray.server.endpoint.log import current, short_name
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.server.observe.observer_service import PictureLimits

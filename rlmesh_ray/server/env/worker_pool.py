@@ -8,8 +8,7 @@ from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.endpoint.session_limit import RAISE_LIMITS, require_descriptors
 from rlmesh_ray.server.env.env_options import DEFAULT_STEP_GRACE_S
-from rlmesh_ray.server.observe.counters import EnvCounters
-from rlmesh_ray.server.observe.session_log import FailureLog
+from rlmesh_ray.server.observe.counters import EnvCounters, FailureLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 

@@ -15,7 +15,7 @@ from rlmesh_ray.server.endpoint.session_limit import refusing_when_full, require
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_dialects import load_model_dialects
 from rlmesh_ray.server.model.model_stream import ModelStream
-from rlmesh_ray.server.observe.session_log import SessionLog
+from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.wire import image_codec_v1, policy_v1
 
 _LONGEST_S = 0.001

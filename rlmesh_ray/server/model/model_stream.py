@@ -41,7 +41,7 @@ from rlmesh_ray.protocol.model_session import (
 )
 from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.error_text import clipped, text_of
-from rlmesh_ray.server.endpoint.log_context import current, logged_as
+from rlmesh_ray.server.endpoint.log import current, logged_as
 from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_dialects import ModelServerDialect

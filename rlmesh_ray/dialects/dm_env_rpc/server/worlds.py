@@ -44,7 +44,7 @@ from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.env.worker_pool import WorkerPool
-from rlmesh_ray.server.observe.session_log import SessionLog
+from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf

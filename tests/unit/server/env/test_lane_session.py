@@ -10,7 +10,7 @@ import pytest
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.protocol.messages import EnvErrorCode
-from rlmesh_ray.server.endpoint.log_context import logged_as, short_name
+from rlmesh_ray.server.endpoint.log import logged_as, short_name
 from rlmesh_ray.server.env.env_options import checked_names
 from rlmesh_ray.server.env.lane_session import Sessions
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall

@@ -23,8 +23,7 @@ from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.env import session_worker
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker
-from rlmesh_ray.server.observe.counters import EnvCounters
-from rlmesh_ray.server.observe.session_log import FailureLog
+from rlmesh_ray.server.observe.counters import EnvCounters, FailureLog
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.server.endpoint.jumping_loop import JumpingLoop
 

@@ -3,8 +3,7 @@ import logging
 import pytest
 
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
-from rlmesh_ray.server.observe.counters import SessionCounters
-from rlmesh_ray.server.observe.session_log import FailureLog, SessionLog
+from rlmesh_ray.server.observe.counters import FailureLog, SessionCounters, SessionLog
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,82 @@
-"""The format of this package's log on standard error: lines for people, or JSON for programs."""
+"""The log of this package: the endpoint and the session that a record belongs to, and its format.
 
+The code that serves a session enters its context (``enter``, ``logged_as``); the formatters write
+the names of the endpoint and of the session into the records that are logged there.
+
+A session's name in the log is not its id: a client that knows the id of an open session may call
+into its lanes, or fetch its shared memory. ``short_name`` cannot be turned back into it.
+"""
+
+import contextlib
 import datetime
 import enum
+import hashlib
 import json
 import logging
 import os
+import secrets
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TextIO
 
 from rlmesh_ray.errors import ConfigurationError, printable
-from rlmesh_ray.server.endpoint.log_context import current
+
+# --- the endpoint and the session that a record belongs to -------------------------------------
+
+_NAME_CHARACTERS = 8
+_NAMES: ContextVar[tuple[str, str]] = ContextVar("rlmesh_ray_names", default=("", ""))
+
+
+def new_endpoint_id() -> str:
+    return secrets.token_hex(_NAME_CHARACTERS // 2)
+
+
+def short_name(session_id: str) -> str:
+    """Return the name of a session in the log.
+
+    Args:
+        session_id: Its id, a secret; empty where the protocol has none: the name is drawn then.
+    """
+    if not session_id:
+        return secrets.token_hex(_NAME_CHARACTERS // 2)
+    return hashlib.sha256(session_id.encode()).hexdigest()[:_NAME_CHARACTERS]
+
+
+def enter(endpoint_id: str, session: str) -> None:
+    """Have records carry these names from now on, in this task and in those that it begins."""
+    _NAMES.set((endpoint_id, session))
+
+
+def current() -> tuple[str, str]:
+    """Return the names that records carry now: of the endpoint, of the session.
+
+    For code of a session that runs outside of its task, such as timers.
+    """
+    return _NAMES.get()
+
+
+@contextlib.contextmanager
+def logged_as(endpoint_id: str, session: str = "") -> Iterator[None]:
+    """Have records carry these names, within the context and in tasks that begin there."""
+    former = _NAMES.set((endpoint_id, session))
+    try:
+        yield
+    finally:
+        _NAMES.reset(former)
+
+
+def facts(event: str, **fields: object) -> dict[str, dict[str, object]]:
+    """Return what a record says to programs, as ``extra`` of the call that logs it.
+
+    Args:
+        event: What happened, in a word that does not change.
+        fields: Anything that JSON can express.
+    """
+    return {"facts": {"event": event, **fields}}
+
+
+# --- lines on standard error -------------------------------------------------------------------
 
 FORMAT_VARIABLE = "RLMESH_RAY_LOG_FORMAT"
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -111,7 +178,6 @@ class JsonFormatter(logging.Formatter):
     """One object: time (UTC), level, logger, message, endpoint_id, session, error if there is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object, in one line."""
         endpoint_id, session = current()
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         fields: dict[str, object] = {

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.server.endpoint.log_context import enter, facts, logged_as, short_name
-from rlmesh_ray.server.observe.log_format import (
+from rlmesh_ray.server.endpoint.log import (
     FORMAT_VARIABLE,
     LogFormat,
     configure_logging_from_environment,
+    enter,
+    facts,
     formatter_of,
     log_to_stderr,
+    logged_as,
+    short_name,
 )
 
 PACKAGE = logging.getLogger("rlmesh_ray")
