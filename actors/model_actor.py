@@ -35,8 +35,8 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.options import completed, declared, takes_options
 from rlmesh_ray.server.endpoint.bind_policy import checked_address
+from rlmesh_ray.server.endpoint.calls import text_of
 from rlmesh_ray.server.endpoint.endpoint_options import listening
-from rlmesh_ray.server.endpoint.error_text import text_of
 from rlmesh_ray.server.model.model_options import (
     ModelActorOptions,
     ModelServerOptions,

@@ -143,7 +143,7 @@ FAULTS = (
         "a-busy-session-counts-as-idle",
         "server",
         "A session that steps over its direct connection ends for being idle.",
-        "rlmesh_ray/server/endpoint/idle_timeout.py",
+        "rlmesh_ray/server/endpoint/calls.py",
         "if self._reader is None or self._is_active():",
         "if self._reader is None:",
         "tests/loopback/test_access_limits.py::"

@@ -48,7 +48,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.endpoint import connection_limits, handshake_service
+from rlmesh_ray.server.endpoint import calls, connection_limits
 from rlmesh_ray.server.env import env_server
 from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -214,7 +214,7 @@ def pole() -> Iterator[EnvServer]:
 def test_a_stream_without_a_message_is_aborted(
     path: str, pole: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake_service, "FIRST_MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(calls, "FIRST_MESSAGE_TIMEOUT_S", 0.3)
     serve: Any = ModelServer(zeros) if path == MODEL_JOIN else contextlib.nullcontext(pole)
     with serve as server, plain_channel(server.address) as channel, RawJoin(channel, path) as mute:
         with pytest.raises(grpc.RpcError) as caught:
@@ -228,7 +228,7 @@ def test_a_stream_without_a_message_is_aborted(
 def test_who_has_shaken_hands_may_take_time(
     pole: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake_service, "FIRST_MESSAGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(calls, "FIRST_MESSAGE_TIMEOUT_S", 0.1)
     with (
         ModelServer(zeros) as model_server,
         plain_channel(pole.address) as channel,

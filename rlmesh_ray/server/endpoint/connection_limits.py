@@ -10,8 +10,6 @@ MAX_CALLS = 4096
 """Calls at a time at an endpoint without a number of sessions; further ones are refused."""
 MAX_METADATA_BYTES = 8 * 1024
 """Of all metadata of a call; gRPC refuses a call with more."""
-FIRST_MESSAGE_TIMEOUT_S = 60.0
-"""How long a stream without a handshake may send nothing before it loses its place."""
 CONNECTION_SETUP_S = 20.0
 """How long a connection may take to become one (TLS, HTTP/2)."""
 CONNECTION_IDLE_S = 300.0

@@ -3,7 +3,6 @@
 EnvService and ModelService each keep a ``HandshakeService`` with the dialects that they serve.
 """
 
-import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,8 +18,7 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
-from rlmesh_ray.server.endpoint.connection_limits import FIRST_MESSAGE_TIMEOUT_S
-from rlmesh_ray.server.endpoint.error_text import parsed, refuse
+from rlmesh_ray.server.endpoint.calls import first_message, parsed, refuse
 from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 
 _LOG = logging.getLogger(__name__)
@@ -29,49 +27,6 @@ _SHUTDOWN_REFUSAL = (
     "clients may not shut this endpoint down; its operator can allow it with allow_shutdown=True "
     "(--allow-shutdown)"
 )
-
-
-async def first_message(
-    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext, *, is_known: bool = False
-) -> bytes | None:
-    """Take the first message off a stream, or abort its call after a timeout.
-
-    An ``async for`` over ``requests`` then yields the messages after it.
-
-    Args:
-        requests: The stream's messages.
-        context: The stream's call.
-        is_known: Whether the client has shaken hands. Then there is no timeout: it may be building
-            what it needs for the session, a policy for example.
-
-    Returns:
-        None: the stream has ended without a message.
-    """
-    try:
-        async with asyncio.timeout(None if is_known else FIRST_MESSAGE_TIMEOUT_S):
-            return await anext(aiter(requests), None)
-    except TimeoutError:
-        silence = f"no message came on this stream for {FIRST_MESSAGE_TIMEOUT_S:g} s"
-        reason = f"{silence}; open it when it is needed"
-        await refuse(context, grpc.StatusCode.ABORTED, reason)
-
-
-class PrependedStream:
-    """All messages of a stream whose first one has been taken off.
-
-    It is no generator, since a generator that is abandoned must be closed, in a task of its own.
-    """
-
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
-        self._first: bytes | None = first
-        self._rest = aiter(rest)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._rest)
 
 
 # Other offered capabilities are not kept: a client may send megabytes of them.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.server.endpoint.error_text import parsed, text_of
+from rlmesh_ray.server.endpoint.calls import parsed, text_of
 from rlmesh_ray.wire import health_v1 as wire
 
 WATCH_PERIOD_S = 1.0

@@ -36,7 +36,7 @@ from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.models.wrappers import KeptChunks
 from rlmesh_ray.options import FIRST, KEPT, MAX_BATCH_DELAY_S, require_count, require_seconds
 from rlmesh_ray.protocol.messages import TimedBatchRun
-from rlmesh_ray.server.endpoint.error_text import text_of
+from rlmesh_ray.server.endpoint.calls import text_of
 from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.model.batch_queue import BatchQueue
 from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest

@@ -39,8 +39,8 @@ from rlmesh_ray.protocol.model_session import (
     RouteLanes,
     SessionResponse,
 )
+from rlmesh_ray.server.endpoint.calls import clipped, text_of
 from rlmesh_ray.server.endpoint.drain import Drain
-from rlmesh_ray.server.endpoint.error_text import clipped, text_of
 from rlmesh_ray.server.endpoint.log import current, logged_as
 from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher

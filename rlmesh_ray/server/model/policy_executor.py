@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.options import require_count, require_seconds
-from rlmesh_ray.server.endpoint.error_text import text_of
+from rlmesh_ray.server.endpoint.calls import text_of
 from rlmesh_ray.server.endpoint.health import WATCH_PERIOD_S, Health
 from rlmesh_ray.server.model.model_options import DEFAULT_STUCK_AFTER_S
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.server.endpoint.error_text import refuse
+from rlmesh_ray.server.endpoint.calls import refuse
 from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire.observe_v1 import EndpointStatistics
 

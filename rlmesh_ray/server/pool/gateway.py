@@ -31,8 +31,8 @@ from rlmesh_ray.protocol.capabilities import (
 )
 from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.endpoint.bind_policy import TlsSource
+from rlmesh_ray.server.endpoint.calls import clipped, refuse, text_of
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
-from rlmesh_ray.server.endpoint.error_text import clipped, refuse, text_of
 from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.endpoint.session_limit import refusing_when_full, require_descriptors

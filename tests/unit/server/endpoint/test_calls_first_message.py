@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.server.endpoint.handshake_service import PrependedStream, first_message
+from rlmesh_ray.server.endpoint.calls import PrependedStream, first_message
 
 CONTEXT: Any = None  # no call is aborted
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from rlmesh_ray.server.endpoint.idle_timeout import IdleTimeout
+from rlmesh_ray.server.endpoint.calls import IdleTimeout
 from tests.unit.server.endpoint.jumping_loop import JumpingLoop
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rlmesh_ray.server.endpoint.error_text import clipped, text_of
+from rlmesh_ray.server.endpoint.calls import clipped, text_of
 
 
 class Mute(Exception):
