@@ -155,7 +155,7 @@ def channel_options(max_receive_bytes: int = -1) -> list[Option]:
 
 
 def server_options(max_receive_bytes: int) -> list[Option]:
-    """Return the options of a server; ``server.connection_limits`` adds those of its connections.
+    """Return the options of a server; ``server.endpoint.gate`` adds those of its connections.
 
     Args:
         max_receive_bytes: Size of the largest message to accept.

@@ -48,7 +48,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.endpoint import calls, connection_limits
+from rlmesh_ray.server.endpoint import calls, gate
 from rlmesh_ray.server.env import env_server
 from rlmesh_ray.server.pool.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -311,10 +311,10 @@ def test_streams_that_are_opened_and_reset_disturb_no_other_client(undisturbed: 
 
 
 def test_a_connection_without_a_call_ends_within_the_limit() -> None:
-    idle_ms = dict(connection_limits.connection_options())["grpc.max_connection_idle_ms"]
+    idle_ms = dict(gate.connection_options())["grpc.max_connection_idle_ms"]
 
     # gRPC closes it between once and twice this time.
-    assert 2 * idle_ms == connection_limits.CONNECTION_IDLE_S * 1000
+    assert 2 * idle_ms == gate.CONNECTION_IDLE_S * 1000
 
 
 def test_giant_metadata_are_refused_unread(undisturbed: EnvServer) -> None:

@@ -25,7 +25,7 @@ from rlmesh_ray.dialects.openpi import server as openpi_server
 from rlmesh_ray.dialects.openpi.wire import pack
 from rlmesh_ray.errors import AddressError, ConfigurationError, ContractMismatchError, ListenError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.server.endpoint.connection_limits import CONNECTION_SETUP_S
+from rlmesh_ray.server.endpoint.gate import CONNECTION_SETUP_S
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of, from_gymnasium
 from tests.frame_mutation import damaged

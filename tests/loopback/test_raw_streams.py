@@ -34,7 +34,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_service import ModelService

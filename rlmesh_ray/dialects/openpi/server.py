@@ -47,12 +47,15 @@ from rlmesh_ray.server.endpoint.bind_policy import (
     resolve_server_tls,
     warn_without_token,
 )
-from rlmesh_ray.server.endpoint.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
-from rlmesh_ray.server.endpoint.drain import DRAINING
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from rlmesh_ray.server.endpoint.endpoint_options import listening
+from rlmesh_ray.server.endpoint.gate import (
+    CONNECTION_SETUP_S,
+    DRAINING,
+    MAX_CALLS,
+    require_descriptors,
+)
 from rlmesh_ray.server.endpoint.log import enter, short_name
-from rlmesh_ray.server.endpoint.session_limit import require_descriptors
 from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_options import ModelServerOptions, checked_message_bytes

@@ -28,10 +28,8 @@ from rlmesh_ray.server.endpoint.bind_policy import (
     resolve_server_tls,
     warn_without_token,
 )
-from rlmesh_ray.server.endpoint.connection_limits import MAX_CALLS, connection_options
-from rlmesh_ray.server.endpoint.drain import Drain
 from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
-from rlmesh_ray.server.endpoint.gate import Gate
+from rlmesh_ray.server.endpoint.gate import MAX_CALLS, Drain, Gate, connection_options
 from rlmesh_ray.server.endpoint.health import (
     Health,
     HealthService,

@@ -1,20 +1,154 @@
-"""Gate: what every call passes before its handler: a name in the log, the token, the drain.
+"""What an endpoint lets in: the limits of connections and sessions, the token, the drain.
 
-It looks at a call's path and metadata only: no message of an unauthenticated client is decoded.
+``Gate`` looks at a call's path and metadata only: no message of an unauthenticated client is
+decoded. Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``); RLlink's port has
+``dialects.rllink.server.connection.RLlinkLimits``.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
 from rlmesh_ray.auth.token_file import ServerToken, TokenStore, required_role, token_store
+from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
-from rlmesh_ray.server.endpoint.drain import DRAINING
 from rlmesh_ray.server.endpoint.log import enter, short_name
 
+# --- limits --------------------------------------------------------------------------------------
+
+MAX_STREAMS = 128
+"""Calls at a time on one connection; further ones wait at the client."""
+MAX_CALLS = 4096
+"""Calls at a time at an endpoint without a number of sessions; further ones are refused."""
+MAX_METADATA_BYTES = 8 * 1024
+"""Of all metadata of a call; gRPC refuses a call with more."""
+CONNECTION_SETUP_S = 20.0
+"""How long a connection may take to become one (TLS, HTTP/2)."""
+CONNECTION_IDLE_S = 300.0
+"""How long a connection without a call is kept at most; clients open another one by themselves."""
+
+_CALLS_BESIDES = 256
+_CALLS_BESIDE_STREAMS = 3
+
+
+def max_calls(num_sessions: int, num_streams: int = 1) -> int:
+    """Return how many calls an endpoint with so many sessions takes at a time.
+
+    Besides the streams of sessions there are handshakes, health checks, calls into lanes, and
+    clients that wait.
+
+    Args:
+        num_sessions: At a time.
+        num_streams: How many a session may have.
+    """
+    return (num_streams + _CALLS_BESIDE_STREAMS) * num_sessions + _CALLS_BESIDES
+
+
+def connection_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", int(CONNECTION_SETUP_S * 1000)),
+        # gRPC checks a connection once per this period, and closes it if there was no call since
+        # the check before: after one to two periods.
+        ("grpc.max_connection_idle_ms", int(CONNECTION_IDLE_S * 500)),
+    ]
+
+
+_FEWEST_SPARE, _MOST_SPARE = 4, 64
+"""Descriptors that stay free, to accept connections that are refused, and to read files."""
+_SPARE_SHARE = 16
+RAISE_LIMITS = "close a session, or have the endpoint's operator allow more (ulimit -n)"
+"""The remedy where descriptors are short."""
+
+
+def require_descriptors(count: int) -> None:
+    """Make sure that this process can open ``count`` descriptors, and a few more.
+
+    Raises:
+        CapacityError: It cannot.
+    """
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        num_open = len(os.listdir("/dev/fd")) - 1  # without the one that reads the folder
+    except FileNotFoundError:
+        return
+    except OSError:  # none is left to read the folder with
+        num_open = limit
+    spare = min(max(limit // _SPARE_SHARE, _FEWEST_SPARE), _MOST_SPARE)
+    if num_open + count + spare > limit:
+        raise CapacityError(
+            f"the endpoint has {num_open} of {limit} file descriptors open, and another session "
+            f"needs more than that leaves: {RAISE_LIMITS}"
+        )
+
+
+@contextlib.asynccontextmanager
+async def refusing_when_full(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Abort the call with RESOURCE_EXHAUSTED where the block raises CapacityError."""
+    try:
+        yield
+    except CapacityError as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+
+
+# --- the end of an endpoint ----------------------------------------------------------------------
+
+
+class Drain:
+    """Counts the pending requests of an endpoint, so that it stops without leaving one unanswered.
+
+    To be used in the serving loop only. Rule: once ``is_draining``, a session takes at most one
+    request more, and ends when it has answered all that it took.
+    """
+
+    def __init__(self) -> None:
+        self._num_pending = 0
+        self.is_draining = False
+        """Whether the endpoint is about to stop."""
+        self._settled = asyncio.Event()
+        self.preparations: list[Callable[[], Awaitable[None]]] = []
+        """Awaited before the drain ends, for work that is not counted as requests."""
+
+    def begin_request(self) -> None:
+        self._num_pending += 1
+
+    def end_request(self, count: int = 1) -> None:
+        """Note that ``count`` requests were answered, or that their clients are gone."""
+        self._num_pending -= count
+        if self.is_draining and not self._num_pending:
+            self._settled.set()
+
+    @contextlib.contextmanager
+    def request_in_progress(self) -> Iterator[None]:
+        self.begin_request()
+        try:
+            yield
+        finally:
+            self.end_request()
+
+    async def run(self) -> None:
+        """Stop taking new requests, and wait until all pending ones are answered."""
+        self.is_draining = True
+        with self.request_in_progress():
+            await asyncio.gather(*(preparation() for preparation in self.preparations))
+        await self._settled.wait()
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+DRAINING = "draining: this endpoint takes no new sessions, dial another endpoint"
 _SCHEME = "Bearer "
 _HOW = (
     "--token-file or the variable RLMESH_RAY_TOKEN of rlmesh-ray; in Python token=… is the token "

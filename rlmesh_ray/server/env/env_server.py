@@ -13,10 +13,10 @@ from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, completed, takes_options
 from rlmesh_ray.polling import should_spin
-from rlmesh_ray.server.endpoint.connection_limits import max_calls
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from rlmesh_ray.server.endpoint.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.endpoint.event_loop import shared_loop
+from rlmesh_ray.server.endpoint.gate import max_calls
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.endpoint.log import logged_as, new_endpoint_id

@@ -19,14 +19,13 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.env_session import Failure
 from rlmesh_ray.server.endpoint.calls import IdleTimeout, PrependedStream, parsed, refuse
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain, refusing_when_full
 from rlmesh_ray.server.endpoint.handshake_service import (
     HandshakeService,
     ServiceOptions,
     came_through_gateway,
     capabilities_of_session,
 )
-from rlmesh_ray.server.endpoint.session_limit import refusing_when_full
 from rlmesh_ray.server.env.connection_broker import ConnectionBroker
 from rlmesh_ray.server.env.lane_session import (
     EDITION_DIALECT,

@@ -6,7 +6,7 @@ from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.endpoint.event_loop import in_thread
-from rlmesh_ray.server.endpoint.session_limit import RAISE_LIMITS, require_descriptors
+from rlmesh_ray.server.endpoint.gate import RAISE_LIMITS, require_descriptors
 from rlmesh_ray.server.env.env_options import DEFAULT_STEP_GRACE_S
 from rlmesh_ray.server.observe.counters import EnvCounters, FailureLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract

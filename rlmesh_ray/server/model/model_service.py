@@ -9,9 +9,8 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY, PROTOCOL_V1
 from rlmesh_ray.server.endpoint.calls import IdleTimeout
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain, refusing_when_full, require_descriptors
 from rlmesh_ray.server.endpoint.handshake_service import HandshakeService, ServiceOptions
-from rlmesh_ray.server.endpoint.session_limit import refusing_when_full, require_descriptors
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_dialects import load_model_dialects
 from rlmesh_ray.server.model.model_stream import ModelStream

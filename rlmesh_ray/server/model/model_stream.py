@@ -40,7 +40,7 @@ from rlmesh_ray.protocol.model_session import (
     SessionResponse,
 )
 from rlmesh_ray.server.endpoint.calls import clipped, text_of
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain
 from rlmesh_ray.server.endpoint.log import current, logged_as
 from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher

@@ -34,8 +34,8 @@ from rlmesh_ray.server.endpoint.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint.calls import clipped, refuse, text_of
 from rlmesh_ray.server.endpoint.endpoint import Endpoint
 from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
+from rlmesh_ray.server.endpoint.gate import refusing_when_full, require_descriptors
 from rlmesh_ray.server.endpoint.health import Health
-from rlmesh_ray.server.endpoint.session_limit import refusing_when_full, require_descriptors
 from rlmesh_ray.wire import health_v1
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 

@@ -23,7 +23,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.server.endpoint.calls import IdleTimeout, PrependedStream, first_message
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain
 from rlmesh_ray.server.env.env_service import DialectService
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract

@@ -42,7 +42,7 @@ from rlmesh_ray.server.endpoint.bind_policy import (
     warn_without_token,
 )
 from rlmesh_ray.server.endpoint.event_loop import shared_loop
-from rlmesh_ray.server.endpoint.session_limit import require_descriptors
+from rlmesh_ray.server.endpoint.gate import require_descriptors
 from rlmesh_ray.transport.tcp import enable_keepalive
 
 _LOG = logging.getLogger(__name__)

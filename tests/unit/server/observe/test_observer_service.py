@@ -10,7 +10,7 @@ import pytest
 
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.env_session import Failure, FailureKind, RenderOutcome
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
 from rlmesh_ray.server.endpoint.log import logged_as
 from rlmesh_ray.server.env.connection_broker import ConnectionBroker

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService, pack_error
-from rlmesh_ray.server.endpoint.drain import Drain
+from rlmesh_ray.server.endpoint.gate import Drain
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

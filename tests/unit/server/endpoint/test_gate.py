@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from rlmesh_ray.errors import CapacityError
-from rlmesh_ray.server.endpoint.session_limit import require_descriptors
+from rlmesh_ray.server.endpoint.gate import require_descriptors
 
 
 @pytest.mark.parametrize(("limit", "spare"), [(64, 4), (512, 32), (65536, 64)])
