@@ -113,12 +113,10 @@ class Endpoint:
         self._further_ports: list[FurtherPort] = []
         # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
         self._listener = Listener(self._wanted, resolve_server_tls(tls))
-        self._is_serving = False
         self._bound: Address | None = None
         self._on_stop = on_stop
         self._probe = probe
         self._health: HealthService | None = None
-        self._is_stopping = False
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self.drain = Drain()
@@ -232,26 +230,26 @@ class Endpoint:
         if is_fork():
             return
         with self._stopping:
-            was_serving, self._is_serving = self._is_serving, False
-            if was_serving:
+            if self._stopped.is_set():
+                return
+            if self._bound is not None:
                 with contextlib.suppress(TimeoutError):
                     shared_loop().run(self._end(grace_s), _within_s(grace_s))
                 with logged_as(self.endpoint_id):
                     _LOG.info("stopped", extra=facts("stopped", address=self.address))
                 if self._wanted.path:
                     Path(self._wanted.path).unlink(missing_ok=True)
-            if not self._stopped.is_set():
-                try:
-                    self._on_stop()
-                finally:
-                    self._stopped.set()
+            try:
+                self._on_stop()
+            finally:
+                self._stopped.set()
 
     def stop_soon(self) -> None:
         """Begin to stop, from the serving loop; ``wait`` returns when it is done."""
         in_thread(self.stop, _DRAIN_S)
 
     def _current_health(self) -> Health:
-        if self._is_stopping:
+        if self.drain.is_draining:
             return Health(False, "it is stopping")
         if self.sessions.is_closed:
             return Health(False, "it is draining: no new sessions")
@@ -265,11 +263,11 @@ class Endpoint:
             self._health.refresh()
 
     async def _end(self, grace_s: float) -> None:
-        self._is_stopping = True
+        draining = asyncio.ensure_future(self.drain.run())
+        await asyncio.sleep(0)  # it drains now, which a Watch sends as its last status
         if self._health is not None:
             self._health.end()
         ending = asyncio.ensure_future(self._close_ports(grace_s))
-        draining = asyncio.ensure_future(self.drain.run())
         await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
         # Calls whose last answer is just leaving end by themselves, and well; the others are idle.
@@ -307,7 +305,6 @@ class Endpoint:
             await self._close_ports(None)
             raise
         self._bound = bound
-        self._is_serving = True
 
 
 def _within_s(given_s: float) -> float:
