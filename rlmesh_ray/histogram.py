@@ -95,7 +95,6 @@ class HistogramCounter:
         self._counters: CounterArray = [0] * num_counters(bounds) if counters is None else counters
 
     def add(self, value: int) -> None:
-        """Count one value."""
         counters = self._counters
         counters[bisect_left(self._bounds, value)] += 1
         counters[-1] += value

@@ -1,1 +1,1 @@
-"""What all endpoints share: listening, the handshake, tokens, health, draining."""
+"""What all endpoints share: listening, the gate, handshakes, calls, health, the log."""

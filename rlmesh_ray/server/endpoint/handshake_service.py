@@ -55,7 +55,6 @@ def capabilities_of_session(session_id: str) -> frozenset[str]:
 
 
 def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
-    """Return whether a gateway has forwarded the call."""
     return capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.server.endpoint.calls import parsed, text_of
+from rlmesh_ray.server.endpoint.calls import parsed, refuse, text_of
 from rlmesh_ray.wire import health_v1 as wire
 
 WATCH_PERIOD_S = 1.0
@@ -85,9 +85,10 @@ class HealthService:
         """Answer with the health now; the reason stands in the trailing metadata."""
         service = parsed(_service_in, data)
         del data
-        await _require_readable(service, context)
+        if isinstance(service, CodecError):
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(service))
         if service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
+            await refuse(context, grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
         health = run_probe(self._probe)
         if health.reason:
             reason = health.reason.encode(errors="replace")[:_MAX_REASON_BYTES]
@@ -98,7 +99,8 @@ class HealthService:
         """Send the health now, and again whenever it has changed, until the endpoint stops."""
         service = parsed(_service_in, data)
         del data
-        await _require_readable(service, context)
+        if isinstance(service, CodecError):
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(service))
         is_known = service in self._services
         sent: int | None = None
         while True:
@@ -117,11 +119,6 @@ class HealthService:
 def _service_in(data: bytes) -> str:
     """Return the requested service, shortened; raises CodecError."""
     return quoted(wire.parse_request(data))
-
-
-async def _require_readable(asked: object, context: grpc.aio.ServicerContext) -> None:
-    if isinstance(asked, CodecError):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
 
 
 def _status(health: Health) -> int:

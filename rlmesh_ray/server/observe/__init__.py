@@ -1,1 +1,1 @@
-"""What an endpoint says of itself: statistics, metrics, status, logs, observers."""
+"""What an endpoint counts and says of itself: counters, statistics, metrics, status."""

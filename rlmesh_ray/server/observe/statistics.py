@@ -87,16 +87,13 @@ def _count(histogram: Histogram) -> Mapping[str, float]:
     return {"": histogram.count}
 
 
-def _counter(name: str, description: str, **options: Any) -> Metric:
-    return Metric(f"{PREFIX}_{name}", MetricKind.COUNTER, description, **options)
+def _metric(kind: MetricKind, name: str, description: str, **options: Any) -> Metric:
+    return Metric(f"{PREFIX}_{name}", kind, description, **options)
 
 
-def _gauge(name: str, description: str, **options: Any) -> Metric:
-    return Metric(f"{PREFIX}_{name}", MetricKind.GAUGE, description, **options)
-
-
-def _histogram(name: str, description: str, **options: Any) -> Metric:
-    return Metric(f"{PREFIX}_{name}", MetricKind.HISTOGRAM, description, **options)
+_counter = functools.partial(_metric, MetricKind.COUNTER)
+_gauge = functools.partial(_metric, MetricKind.GAUGE)
+_histogram = functools.partial(_metric, MetricKind.HISTOGRAM)
 
 
 def _transports(sessions: Mapping[str, float]) -> Mapping[str, float]:
