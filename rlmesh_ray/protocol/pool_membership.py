@@ -1,17 +1,11 @@
-"""Membership of a pool: endpoints that register themselves, by id. Sans-I/O.
-
-* One registration stream holds an endpoint id at a time: that of the endpoint started last. The
-  former holder is refused, at once and when it registers again.
-* The end of a stream removes the endpoint from the pool only if the stream still holds the id.
+"""Membership of a pool: the messages of endpoints that register themselves, and their addresses.
 
 The tokens of a pool are in ``auth/token_file.py``.
 """
 
 import enum
 import re
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address, ip_of
@@ -25,8 +19,6 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 # Schemes of gRPC's addresses: with such a host, HOST:PORT would be a socket's path, say.
 _NO_HOSTS = frozenset({"dns", "ipv4", "ipv6", "sockaddr", "unix", "unix-abstract", "vsock", "xds"})
 _QUOTE = 80
-
-ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 
 class RefusalKind(enum.Enum):
@@ -115,115 +107,42 @@ def peer_host(peer: str) -> str:
     return "" if ip is None else str(mapped or ip)
 
 
-def validate_registration(
-    request: RegistrationRequest, pool: str, seen_host: str
-) -> Address | RegistrationRefused:
-    """Return the endpoint's address for clients, or the reason of a refusal.
+def validate_registration(request: RegistrationRequest, pool: str, seen_host: str) -> Address:
+    """Return the endpoint's address for clients.
 
     Args:
         request: The endpoint's request.
         pool: The registrar's pool.
         seen_host: The peer address of the request; empty where it is no IP address.
+
+    Raises:
+        ConfigurationError: The request is for another pool, or has no valid id, or no address at
+            which clients could reach the endpoint.
     """
     if request.pool != pool:
-        return _invalid(
+        raise ConfigurationError(
             f"this registrar serves the pool {pool!r}, not {request.pool[:_QUOTE]!r}; name that "
             "pool, or connect to the registrar of the other"
         )
-    try:
-        checked_name(request.endpoint_id, "endpoint id")
-    except ConfigurationError as error:
-        return _invalid(str(error))
+    checked_name(request.endpoint_id, "endpoint id")
     host = request.host or seen_host
     if not _is_host(host) or not 0 < request.port < 65536:
-        return _invalid(
+        raise ConfigurationError(
             f"clients cannot connect to {host[:_QUOTE]!r}, port {request.port}; name the "
             "endpoint's address by --advertise HOST:PORT"
         )
     address = Address(host, request.port)
     ip = ip_of(host)
     if ip is not None and ip.is_unspecified:
-        return _invalid(
+        raise ConfigurationError(
             f"{address} means any machine; name the endpoint's address by --advertise HOST:PORT"
         )
     if address.is_local and seen_host and not Address(seen_host, 0).is_local:
-        return _invalid(
+        raise ConfigurationError(
             f"{address} can be reached from the endpoint's own machine only, which is {seen_host}; "
             f"listen on an address of that machine (--address {seen_host}:PORT)"
         )
     return address
-
-
-@dataclass(frozen=True, slots=True)
-class _IdHolder(Generic[ConnectionT]):
-    connection: ConnectionT
-    registered: RegistrationAccepted
-
-
-class EndpointIdTable(Generic[ConnectionT]):
-    """The registration stream that holds each endpoint id.
-
-    Args:
-        max_endpoints: Most ids at the same time.
-    """
-
-    def __init__(self, max_endpoints: int = MAX_ENDPOINTS) -> None:
-        self._max_endpoints = max_endpoints
-        self._holders: dict[str, _IdHolder[ConnectionT]] = {}
-
-    def __len__(self) -> int:
-        return len(self._holders)
-
-    def connections(self) -> tuple[ConnectionT, ...]:
-        return tuple(holder.connection for holder in self._holders.values())
-
-    def conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
-        holder = self._holders.get(request.endpoint_id)
-        if holder is None:
-            if len(self._holders) < self._max_endpoints:
-                return None
-            return RegistrationRefused(
-                RefusalKind.NOT_NOW,
-                f"the pool is full: it has {self._max_endpoints} endpoints; start another pool",
-            )
-        # The endpoint's own former stream, whose end has not been noticed yet, is no conflict.
-        if 0 < request.former_incarnation < holder.registered.incarnation:
-            return superseded_refusal(request.endpoint_id, holder.registered.address)
-        return None
-
-    def register(
-        self, endpoint_id: str, connection: ConnectionT, registered: RegistrationAccepted
-    ) -> ConnectionT | None:
-        """Assign an id to ``connection``; return the former holder, if there is one."""
-        former = self._holders.get(endpoint_id)
-        self._holders[endpoint_id] = _IdHolder(connection, registered)
-        return None if former is None else former.connection
-
-    def unregister(self, endpoint_id: str, connection: ConnectionT) -> bool:
-        """Note the end of a stream; return whether it held the id, which is free now."""
-        holder = self._holders.get(endpoint_id)
-        if holder is None or holder.connection != connection:
-            return False
-        del self._holders[endpoint_id]
-        return True
-
-
-def superseded_refusal(endpoint_id: str, address: str) -> RegistrationRefused:
-    """Return the refusal for the former holder of an id.
-
-    Args:
-        endpoint_id: The id.
-        address: Address of the endpoint that holds it now.
-    """
-    return RegistrationRefused(
-        RefusalKind.REPLACED,
-        f"another endpoint, at {address}, has registered as {endpoint_id!r} since; give each "
-        "endpoint an id of its own",
-    )
-
-
-def _invalid(message: str) -> RegistrationRefused:
-    return RegistrationRefused(RefusalKind.NOT_LIKE_THIS, message)
 
 
 def _is_host(host: str) -> bool:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.errors import CodecError, ConfigurationError
+from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.pool_membership import (
     RefusalKind,
     RegistrationAccepted,
@@ -26,10 +26,12 @@ def registry_request(data: bytes) -> None:
     except CodecError:
         return
     assert wire.parse_registration(wire.pack_registration(arrival)) == arrival
-    place = validate_registration(arrival, arrival.pool, "192.0.2.7")
-    if isinstance(place, Address):
-        assert parse_address(str(place)) == place
-        assert not place.path
+    try:
+        place = validate_registration(arrival, arrival.pool, "192.0.2.7")
+    except ConfigurationError:
+        return
+    assert parse_address(str(place)) == place
+    assert not place.path
 
 
 def registry_request_seeds() -> Iterator[bytes]:

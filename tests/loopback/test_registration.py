@@ -387,6 +387,31 @@ def test_one_that_was_cut_off_does_not_take_the_id_from_who_has_got_it_since(
         assert book.present == {"sim-1": "127.0.0.1:7777"}
 
 
+def test_an_endpoint_whose_former_stream_has_not_been_noticed_to_end_comes_back_to_a_full_pool(
+    book: Book,
+) -> None:
+    with Registrar("games", book, secret=SECRET, max_endpoints=1) as registrar:
+        request = wire.pack_registration(arrival())
+        former_channel, former = raw_visit(registrar, request)
+        assert wire.parse_registration_reply(next(former)) == RegistrationAccepted(
+            1, "127.0.0.1:5555"
+        )
+
+        again = dataclasses.replace(arrival(), former_incarnation=1)
+        channel, call = raw_visit(registrar, wire.pack_registration(again))
+
+        assert wire.parse_registration_reply(next(call)) == RegistrationAccepted(
+            2, "127.0.0.1:5555"
+        )
+        (last,) = [wire.parse_registration_reply(data) for data in former]
+        assert isinstance(last, RegistrationRefused)
+        assert last.kind is RefusalKind.REPLACED
+        # The end of the former stream leaves the pool to the new one.
+        former_channel.close()
+        assert book.present == {"sim-1": "127.0.0.1:5555"}
+        channel.close()
+
+
 def test_a_refused_endpoint_replaces_none(registrar: Registrar, book: Book) -> None:
     with registration(connect_options(registrar)) as (older, reported):
         reported.get(timeout=20.0)

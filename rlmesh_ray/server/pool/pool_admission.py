@@ -1,4 +1,9 @@
-"""The registrar of a pool: endpoints connect to it, and are in the pool while connected."""
+"""The registrar of a pool: endpoints connect to it, and are in the pool while connected.
+
+* One registration stream holds an endpoint id at a time: that of the endpoint started last. The
+  former holder is refused, at once and when it registers again.
+* The end of a stream removes the endpoint from the pool only if the stream still holds the id.
+"""
 
 import asyncio
 import contextlib
@@ -12,7 +17,6 @@ from rlmesh_ray.errors import CodecError, ConfigurationError, RlmeshError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import pool_membership
 from rlmesh_ray.protocol.pool_membership import (
-    EndpointIdTable,
     RefusalKind,
     RegistrationAccepted,
     RegistrationRefused,
@@ -86,12 +90,7 @@ class _RegistrationStream:
         self.refusal: asyncio.Future[RegistrationRefused] = (
             asyncio.get_running_loop().create_future()
         )
-        """Set when the registrar ends the stream."""
-
-    def end(self, refusal: RegistrationRefused) -> None:
-        """End the stream; the endpoint receives the refusal."""
-        if not self.refusal.done():
-            self.refusal.set_result(refusal)
+        """Set when another endpoint gets the id, which ends the stream."""
 
 
 class Registrar:
@@ -126,7 +125,9 @@ class Registrar:
     ) -> None:
         self._pool = pool_membership.checked_name(pool, "pool")
         self._registry = registry
-        self._id_table: EndpointIdTable[_RegistrationStream] = EndpointIdTable(max_endpoints)
+        self._max_endpoints = max_endpoints
+        self._holders: dict[str, _RegistrationStream] = {}
+        """The stream that holds each endpoint id."""
         self._turn = asyncio.Lock()
         self._checks = asyncio.Semaphore(_MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
@@ -173,7 +174,7 @@ class Registrar:
                 address=each.address,
                 incarnation=each.incarnation,
             )
-            for each in self._id_table.connections()
+            for each in self._holders.values()
         ]
 
     async def _attend(
@@ -183,16 +184,24 @@ class Registrar:
         self.num_streams += 1
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(stream))
-        answer: RegistrationAccepted | RegistrationRefused | None = await self._received(
-            stream, requests, context.peer()
-        )
+        answer: RegistrationAccepted | RegistrationRefused | None
+        answer = await self._received(stream, requests, context.peer())
         if answer is None:
             # It continues when the stream breaks off: the number of checks stays limited, and the
             # calls of the registry keep their order.
             answer = await asyncio.shield(self._check_and_enter(stream))
         await context.write(wire.pack_registration_reply(answer))
         if isinstance(answer, RegistrationRefused):
-            self._log_refusal(stream, answer)
+            # Endpoints with another refusal come again every few seconds.
+            is_permanent = answer.kind is RefusalKind.NOT_LIKE_THIS
+            _LOG.log(
+                logging.WARNING if is_permanent else logging.INFO,
+                "%r at %s is refused by pool %s: %s",
+                stream.request.endpoint_id[:_LONGEST_QUOTE],
+                stream.address or "no address",
+                self._pool,
+                answer.message,
+            )
             return
         leaving = asyncio.ensure_future(self._receive_reports(stream, requests))
         ends: set[asyncio.Future[Any]] = {leaving, stream.refusal}
@@ -212,58 +221,68 @@ class Registrar:
         try:
             data = await asyncio.wait_for(anext(requests), _REQUEST_TIMEOUT_S)
             stream.request = wire.parse_registration(data)
+            stream.address = str(
+                pool_membership.validate_registration(
+                    stream.request, self._pool, pool_membership.peer_host(peer)
+                )
+            )
         except TimeoutError:
             return _not_like_this(f"no registration request came for {_REQUEST_TIMEOUT_S:g} s")
         except StopAsyncIteration:
             return _not_like_this("no registration request came")
-        except CodecError as error:
+        except (CodecError, ConfigurationError) as error:
             return _not_like_this(str(error))
-        place = pool_membership.validate_registration(
-            stream.request, self._pool, pool_membership.peer_host(peer)
-        )
-        if isinstance(place, RegistrationRefused):
-            return place
-        stream.address = str(place)
-        return self._id_table.conflict(stream.request)
+        return self._conflict(stream.request)
+
+    def _conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
+        """Return why the endpoint may not have its id now; None: it may."""
+        holder = self._holders.get(request.endpoint_id)
+        if holder is None:
+            if len(self._holders) < self._max_endpoints:
+                return None
+            return RegistrationRefused(
+                RefusalKind.NOT_NOW,
+                f"the pool is full: it has {self._max_endpoints} endpoints; start another pool",
+            )
+        # The endpoint's own former stream, whose end has not been noticed yet, is no conflict.
+        if 0 < request.former_incarnation < holder.incarnation:
+            return _superseded(holder)
+        return None
 
     async def _check_and_enter(
         self, stream: _RegistrationStream
     ) -> RegistrationAccepted | RegistrationRefused:
+        endpoint_id, address = stream.request.endpoint_id, stream.address
         try:
             async with self._checks:
                 if stream.is_gone:
                     return _GONE
-                found = await in_thread(
-                    self._registry.check, stream.request.endpoint_id, stream.address
+                found = await in_thread(self._registry.check, endpoint_id, address)
+            async with self._turn:
+                # Other endpoints may have come meanwhile, or this one may be gone.
+                conflict = self._conflict(stream.request)
+                if conflict is not None or stream.is_gone:
+                    return conflict or _GONE
+                stream.incarnation = await in_thread(
+                    self._registry.enter, endpoint_id, address, found
                 )
-            return await self._enter(stream, found)
+                former = self._holders.get(endpoint_id)
+                self._holders[endpoint_id] = stream
+        except ConfigurationError as error:
+            return _not_like_this(str(error))
         except RlmeshError as error:
-            return _refusal(error)
-
-    async def _enter(
-        self, stream: _RegistrationStream, found: object
-    ) -> RegistrationAccepted | RegistrationRefused:
-        endpoint_id = stream.request.endpoint_id
-        async with self._turn:
-            # Other endpoints may have come meanwhile, or this one may be gone.
-            conflict = self._id_table.conflict(stream.request)
-            if conflict is not None or stream.is_gone:
-                return conflict or _GONE
-            incarnation = await in_thread(self._registry.enter, endpoint_id, stream.address, found)
-            stream.incarnation = incarnation
-            registered = RegistrationAccepted(incarnation, stream.address)
-            former = self._id_table.register(endpoint_id, stream, registered)
-            if former is not None:
-                former.end(pool_membership.superseded_refusal(endpoint_id, stream.address))
+            return RegistrationRefused(RefusalKind.NOT_NOW, str(error))
+        if former is not None and not former.refusal.done():
+            former.refusal.set_result(_superseded(stream))
         _LOG.info(
             "%s is in pool %s at %s (incarnation %d, version %r)",
             endpoint_id,
             self._pool,
-            stream.address,
-            incarnation,
+            address,
+            stream.incarnation,
             stream.request.version[:_LONGEST_QUOTE],
         )
-        return registered
+        return RegistrationAccepted(stream.incarnation, address)
 
     async def _receive_reports(
         self, stream: _RegistrationStream, requests: AsyncIterator[bytes]
@@ -289,18 +308,6 @@ class Registrar:
         except Exception:  # noqa: BLE001  # statistics are no reason to end the registration
             _LOG.exception("the statistics of an endpoint cannot be recorded; please report this")
 
-    def _log_refusal(self, stream: _RegistrationStream, refusal: RegistrationRefused) -> None:
-        # Endpoints with another refusal come again every few seconds.
-        is_permanent = refusal.kind is RefusalKind.NOT_LIKE_THIS
-        _LOG.log(
-            logging.WARNING if is_permanent else logging.INFO,
-            "%r at %s is refused by pool %s: %s",
-            stream.request.endpoint_id[:_LONGEST_QUOTE],
-            stream.address or "no address",
-            self._pool,
-            refusal.message,
-        )
-
     def _note_end(self, stream: _RegistrationStream) -> None:
         stream.is_gone = True
         self.num_streams -= 1
@@ -311,8 +318,9 @@ class Registrar:
     async def _leave(self, stream: _RegistrationStream) -> None:
         endpoint_id = stream.request.endpoint_id
         async with self._turn:
-            if not self._id_table.unregister(endpoint_id, stream):
+            if self._holders.get(endpoint_id) is not stream:
                 return
+            del self._holders[endpoint_id]
             try:
                 await in_thread(self._registry.remove, endpoint_id)
             except RlmeshError as error:
@@ -327,15 +335,17 @@ class Registrar:
         self.stop()
 
 
-def _refusal(error: RlmeshError) -> RegistrationRefused:
-    is_permanent = isinstance(error, ConfigurationError)
-    return RegistrationRefused(
-        RefusalKind.NOT_LIKE_THIS if is_permanent else RefusalKind.NOT_NOW, str(error)
-    )
-
-
 def _not_like_this(message: str) -> RegistrationRefused:
     return RegistrationRefused(RefusalKind.NOT_LIKE_THIS, message)
+
+
+def _superseded(holder: _RegistrationStream) -> RegistrationRefused:
+    """Return the refusal for the former holder of an id."""
+    return RegistrationRefused(
+        RefusalKind.REPLACED,
+        f"another endpoint, at {holder.address}, has registered as "
+        f"{holder.request.endpoint_id!r} since; give each endpoint an id of its own",
+    )
 
 
 _GONE = _not_like_this("the endpoint has gone")
