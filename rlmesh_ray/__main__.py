@@ -33,8 +33,8 @@ def main() -> int:
             stream.flush()
             continue
         _discard(stream.fileno())
-    executors = sys.modules.get("rlmesh_ray.server.model.policy_executor")
-    if executors is not None and executors.any_policy_runs():
+    policies = sys.modules.get("rlmesh_ray.server.model.policy_thread")
+    if policies is not None and policies.any_policy_runs():
         os._exit(code)  # without the end of the interpreter, which such a thread may not outlive
     return code
 

@@ -125,7 +125,7 @@ FAULTS = (
         "a-batch-is-a-row-too-large",
         "server",
         "A batch of predictions may have one row more than the limit.",
-        "rlmesh_ray/server/model/batch_queue.py",
+        "rlmesh_ray/server/model/batcher.py",
         "if num_rows > self._max_rows:",
         "if num_rows > self._max_rows + 1:",
         "tests/loopback/test_serving.py::test_each_route_s_answers_keep_its_order_in_all_batches",

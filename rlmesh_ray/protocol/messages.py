@@ -324,9 +324,12 @@ class RouteConfigured(Response):
     """How many actions the policy chooses at once; in ``rlmesh-wire-v1`` only."""
 
 
-@message
+@dataclass(slots=True, unsafe_hash=True)
 class BatchRun:
-    """Facts about the batch of a prediction, sent as its OperationTelemetry."""
+    """Facts about the batch of a prediction, sent as its OperationTelemetry.
+
+    An endpoint makes one when a batch begins, and adds the times to it.
+    """
 
     policy_version: int
     """Version of the weights; 0 for those that the policy was loaded with."""
@@ -336,16 +339,11 @@ class BatchRun:
     """Time that the policy took for all rows together."""
     component_id: str = ""
     """Names the server."""
-
-
-@message
-class TimedBatchRun(BatchRun):
-    """A batch of predictions, and what it took beside the policy."""
-
     decode_ns: int = field(default=0, compare=False)
-    """For the observations of all rows together."""
+    """Time for the observations of all rows together; with that for the actions in
+    ``rlmesh-wire-v1`` only."""
     encode_ns: int = field(default=0, compare=False)
-    """For their actions."""
+    """Time for their actions."""
 
 
 @message

@@ -43,7 +43,7 @@ from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
 from rlmesh_ray.server.endpoint import endpoint
 from rlmesh_ray.server.endpoint.event_loop import shared_loop
-from rlmesh_ray.server.model import batcher, model_stream, policy_executor
+from rlmesh_ray.server.model import batcher, model_stream, policy_thread
 from rlmesh_ray.server.model.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -983,7 +983,7 @@ def _quick_at_once(_always_quick: None, monkeypatch: pytest.MonkeyPatch) -> None
 def test_health_is_reported_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_executor, "_BLOCKED_REPORT_S", PATIENCE_S)
+    monkeypatch.setattr(policy_thread, "_BLOCKED_REPORT_S", PATIENCE_S)
     with held(gate, _stuck_after_s=0.05) as server:
         assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason

@@ -40,9 +40,9 @@ from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy, t
 from rlmesh_ray.models.rllib import checkpoint_policy
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
-from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.model.batch_schema import BatchSchema, PredictionRequest
-from rlmesh_ray.server.model.batcher import run_batch
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.protocol.model_session import ContractLanes
+from rlmesh_ray.server.model.prediction_batch import PredictionRequest, Route, run_batch
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -475,25 +475,26 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
     policy, undisturbed = (exact_policy(run.checkpoint, explore=True) for _ in range(2))
     good = run.lanes[0][0].observation
 
-    def part(route: str, observation: Any) -> PredictionRequest:
+    def part(key: str, observation: Any) -> PredictionRequest:
         slots = [PredictSlot(0, "", 0, reset=False)]
-        schema, data = BatchSchema(run.contract), observation.tobytes()
         codecs = ContractCodecs.made_by(values.codec, run.contract)
-        return PredictionRequest(schema, data, route, slots, codecs, lambda *_: None)
+        route = Route(key, run.contract, codecs, ContractLanes(1))
+        return PredictionRequest(route, observation.tobytes(), slots, lambda *_: None)
 
-    run_batch(policy, [part("good", good)])
+    of_batch = BatchRun(0, 0, 0)
+    run_batch(policy, [part("good", good)], of_batch)
     parts = [part("good", good), part("bad", np.full_like(good, np.inf))]
-    answers = run_batch(policy, parts).answers
+    answers = run_batch(policy, parts, of_batch, is_repeatable=traits_of(policy).is_repeatable)
 
     assert isinstance(answers[0], bytes)
     assert isinstance(answers[1], PolicyError)
 
     for _ in range(2):
-        run_batch(undisturbed, [part("good", good)])
+        run_batch(undisturbed, [part("good", good)], of_batch)
     then = []
     for each in (policy, undisturbed):
         torch.manual_seed(1)
-        then.append(run_batch(each, [part("good", good), part("bad", good)]).answers)
+        then.append(run_batch(each, [part("good", good), part("bad", good)], of_batch))
     assert then[0] == then[1]
     assert all(isinstance(answer, bytes) for answer in then[0])
 

@@ -56,10 +56,10 @@ from rlmesh_ray.server.endpoint.gate import (
     require_descriptors,
 )
 from rlmesh_ray.server.endpoint.log import enter, short_name
-from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_options import ModelServerOptions, checked_message_bytes
-from rlmesh_ray.server.model.model_stream import ModelRoutes, Route, failure_response
+from rlmesh_ray.server.model.model_stream import ModelRoutes, failure_response
+from rlmesh_ray.server.model.prediction_batch import Actions, PredictionRequest, Route
 from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
@@ -208,14 +208,14 @@ class OpenpiConnection:
         Raises:
             RlmeshError: There is none.
         """
-        answered: asyncio.Future[tuple[Actions | RlmeshError, BatchRun, int]]
+        answered: asyncio.Future[tuple[Actions | RlmeshError, BatchRun]]
         answered = asyncio.get_running_loop().create_future()
 
-        def answer(result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+        def answer(_: PredictionRequest, result: Actions | RlmeshError, run: BatchRun) -> None:
             if not answered.done():
-                answered.set_result((result, run, queue_ns))
+                answered.set_result((result, run))
 
-        request = PredictionRequest(route.schema, message, route.key, _SLOTS, route.codecs, answer)
+        request = PredictionRequest(route, message, _SLOTS, answer)
         # Together with the requests of all other sessions that come at the same time.
         self._port.host.submit(lambda _data: self._take(request, answered), message)
         either: set[asyncio.Future[Any]] = {answered, gone}
@@ -226,19 +226,19 @@ class OpenpiConnection:
         finally:
             if answered.cancel():
                 self._port.host.cancel(request)
-        result, run, queue_ns = answered.result()
+        result, run = answered.result()
         if isinstance(result, RlmeshError):
             raise result
         timing: dict[str, object] = {
             "infer_ms": run.forward_ns * 1e-6,
-            "queue_ms": queue_ns * 1e-6,
+            "queue_ms": request.queue_ns * 1e-6,
             "batch_rows": run.num_rows,
             "policy_version": run.policy_version,
         }
         if previous_total_ms is not None:
             timing["prev_total_ms"] = previous_total_ms
         steps = result if isinstance(result, tuple) else (result,)
-        return wire.codec(route.schema.contract.action_space).result(steps, timing)
+        return wire.codec(route.contract.action_space).result(steps, timing)
 
     def _take(self, request: PredictionRequest, answered: "asyncio.Future[Any]") -> None:
         if answered.done():

@@ -1,11 +1,7 @@
 """The policy of a model endpoint: its routes, its weights, and its predictions in batches.
 
-It collects the predictions of all sessions, decides when a batch is closed, and runs it.
-
 Requests arrive and are answered in the serving loop. A batch runs in the policy's thread, or in the
-loop while the policy is fast (see ``LatencyGate``). Its requests may have different dialects: each
-is read and answered in its own. They do not share their errors: a batch that fails is run again
-request by request, as far as the policy allows that.
+loop while the policy is fast (see ``LatencyGate``).
 """
 
 import asyncio
@@ -13,15 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
-from functools import partial
 
 from rlmesh_ray import __version__
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
     EndpointTimeoutError,
-    PolicyError,
     RlmeshError,
 )
 from rlmesh_ray.histogram import (
@@ -34,18 +27,16 @@ from rlmesh_ray.histogram import (
 from rlmesh_ray.models.policy import Policy, UpdatablePolicy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.models.wrappers import KeptChunks
-from rlmesh_ray.options import FIRST, KEPT, MAX_BATCH_DELAY_S, require_count, require_seconds
-from rlmesh_ray.protocol.messages import TimedBatchRun
-from rlmesh_ray.server.endpoint.calls import text_of
+from rlmesh_ray.options import FIRST, KEPT, require_seconds
+from rlmesh_ray.protocol.messages import BatchRun
 from rlmesh_ray.server.endpoint.health import Health
-from rlmesh_ray.server.model.batch_queue import BatchQueue
-from rlmesh_ray.server.model.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.model.model_options import (
     DEFAULT_STUCK_AFTER_S,
     checked_version,
     version_after,
 )
-from rlmesh_ray.server.model.policy_executor import PolicyExecutor, Work, result_or_error
+from rlmesh_ray.server.model.policy_thread import PolicyThread
+from rlmesh_ray.server.model.prediction_batch import Actions, PredictionRequest, run_batch
 from rlmesh_ray.server.observe.counters import SessionCounters
 from rlmesh_ray.server.observe.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract, space_lines
@@ -98,18 +89,83 @@ class LatencyGate:
         self.is_fast = is_proved and self._mean_s <= _FAST_S
 
 
-@dataclass(slots=True)  # not frozen: that would take three times as long to make
-class BatchResult:
-    """The answers to a batch, and where its time went."""
+class BatchQueue:
+    """Queues requests while the policy is busy, and hands them out in batches when it is free.
 
-    answers: Sequence[Actions | RlmeshError] = field(default_factory=list)
-    """Each request's actions, or the error of that request."""
-    decode_ns: int = 0
-    """Time in which its observations were read and checked."""
-    forward_ns: int = 0
-    """Time within ``Policy.predict``."""
-    encode_ns: int = 0
-    """Time in which its actions were checked and written."""
+    Rule 1: it is work-conserving: whenever the policy is free and a request waits, a batch is
+    handed out. Requests that arrive while it is busy run in the next one. Only with a
+    ``max_delay_s`` above 0 does a batch wait for more requests: no longer than that from the moment
+    at which it could run, and not once it is full or each route has a request. The queue has no
+    timers: its caller asks again.
+    Rule 2: a batch begins with the request that has waited longest, and takes further ones of its
+    group in arrival order, up to ``max_rows``; it stops at the first that does not fit.
+    Rule 3: a batch holds at most one request of a route, and no request overtakes an earlier one of
+    its route.
+
+    A request with more than ``max_rows`` rows is a batch by itself: requests are not split.
+
+    Args:
+        max_rows: Most rows in a batch of more than one request.
+        max_delay_s: Longest time for which a batch that could run waits for more requests.
+    """
+
+    def __init__(self, *, max_rows: int, max_delay_s: float = 0.0) -> None:
+        self._max_rows = max_rows
+        self._max_delay_ns = round(max_delay_s * 1e9)
+        self.waiting: dict[PredictionRequest, None] = {}
+        """The requests that wait, in the order of their arrival."""
+        self.free_since_ns = 0
+        """When the last batch ended."""
+
+    def delay_left_s(self, now_ns: int, num_routes: int) -> float:
+        """Return for how many seconds the next batch waits for more requests; 0.0: for none.
+
+        Args:
+            now_ns: The present time, on the clock of the requests' arrivals.
+            num_routes: How many routes could have a request.
+        """
+        if not self.waiting:
+            return 0.0
+        could_run_since_ns = max(next(iter(self.waiting)).arrived_ns, self.free_since_ns)
+        left_ns = could_run_since_ns + self._max_delay_ns - now_ns
+        if left_ns <= 0:
+            return 0.0
+        _, num_rows, routes = self._gather()
+        return left_ns * 1e-9 if num_rows < self._max_rows and len(routes) < num_routes else 0.0
+
+    def next_batch(self, now_ns: int, num_routes: int = 0) -> list[PredictionRequest]:
+        """Take the batch to run now; empty when no request waits, or the batch waits for more.
+
+        To be called while the policy is free.
+        """
+        if not self.waiting or (self._max_delay_ns and self.delay_left_s(now_ns, num_routes)):
+            return []
+        batch, _, _ = self._gather()
+        for request in batch:
+            del self.waiting[request]
+        return batch
+
+    def _gather(self) -> tuple[list[PredictionRequest], int, set[str]]:
+        """Return the next batch, its rows and those of the one that did not fit, and the routes.
+
+        The routes are those of the requests up to that one.
+        """
+        queue = iter(self.waiting)
+        first = next(queue)
+        batch, routes = [first], {first.route.key}
+        group, num_rows = first.route.group, len(first.slots)
+        for request in queue:
+            if request.route.key in routes:
+                continue
+            # Also for one that is not taken: later requests of its route must not overtake it.
+            routes.add(request.route.key)
+            if request.route.group != group:
+                continue
+            num_rows += len(request.slots)
+            if num_rows > self._max_rows:
+                break
+            batch.append(request)
+        return batch, num_rows, routes
 
 
 class Batcher:
@@ -122,12 +178,9 @@ class Batcher:
         policy: Called from one thread at a time, but for what its ``PolicyTraits`` allow.
         max_rows: Most rows in a batch that joins several requests.
         max_delay_s: Longest time for which a batch that could run waits for more requests.
-        stuck_after_s: See ``PolicyExecutor``.
+        stuck_after_s: See ``PolicyThread``.
         torch_threads: How many threads torch uses for a batch.
         name: Identifies the server in the answers to predictions.
-
-    Raises:
-        ConfigurationError: An option is out of its range.
     """
 
     def __init__(
@@ -140,8 +193,6 @@ class Batcher:
         torch_threads: int = 1,
         name: str = "",
     ) -> None:
-        require_count("max_batch_rows", max_rows)
-        require_seconds("max_delay_s", max_delay_s, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
         self.num_routes = 0
         """Open routes over all sessions."""
         self.policy_version = 0
@@ -156,6 +207,7 @@ class Batcher:
         self._policy = policy
         self._name = name
         traits = traits_of(policy)
+        self._is_repeatable = traits.is_repeatable
         self._latency_gate = LatencyGate(only_computes=traits.only_computes)
         self._torch_reason = traits.torch_reason
         self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
@@ -165,20 +217,24 @@ class Batcher:
         self._is_alone = False
         """Whether no other route could join the request that is taken now."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue = BatchQueue(max_rows=max_rows, max_delay_s=float(max_delay_s))
+        """The serving loop, from the first route on."""
+        self._queue = BatchQueue(max_rows=max_rows, max_delay_s=max_delay_s)
         self._timer: asyncio.TimerHandle | None = None
         """Flushes when a batch need not wait for more requests any longer."""
         self._has_delay = max_delay_s > 0
         # The serving loop adds to the queue, the policy's thread takes from it.
         self._lock = threading.Lock()
-        self.executor = PolicyExecutor(
-            self._next_batch, stuck_after_s=stuck_after_s, torch_threads=torch_threads
+        self.thread = PolicyThread(
+            self._queue.waiting,
+            self._run_waiting,
+            stuck_after_s=stuck_after_s,
+            torch_threads=torch_threads,
         )
         """Runs the policy; all other calls of the policy belong there, too."""
-        self._check_executor = self.executor
+        self._check_thread = self.thread
         if traits.checks_concurrently:
             # One thread for all checks: each may take the memory of a client's largest space.
-            self._check_executor = PolicyExecutor(
+            self._check_thread = PolicyThread(
                 name="rlmesh-ray-policy-checks",
                 stuck_after_s=stuck_after_s,
                 torch_threads=torch_threads,
@@ -203,7 +259,7 @@ class Batcher:
         return ModelStatistics(
             items_waiting=len(waiting),
             rows_waiting=sum(waiting),
-            is_busy=self.executor.is_busy,
+            is_busy=self.thread.is_busy,
             batches=batch_rows.count,
             items=queue_s.count,
             rows=int(batch_rows.total),
@@ -254,8 +310,8 @@ class Batcher:
 
         A check of an environment that hangs keeps new clients waiting as a batch does.
         """
-        health = self.executor.health()
-        return health if not health.is_serving else self._check_executor.health()
+        health = self.thread.health()
+        return health if not health.is_serving else self._check_thread.health()
 
     async def configure(self, contract: EnvContract) -> None:
         """Ask whether the policy can act in an environment; if so, count a route from now on.
@@ -270,12 +326,15 @@ class Batcher:
         spaces = contract.observation_space, contract.action_space
         environment = contract.id, *spaces, contract.num_envs
         if environment not in self._accepted:
-            check = self._check_executor.submit(self._policy.check_contract, contract)
+            check = self._check_thread.submit(self._policy.check_contract, contract)
             await asyncio.wrap_future(check)
-            if self._check_executor is self.executor:  # otherwise another check delays no batch
+            if self._check_thread is self.thread:  # otherwise another check delays no batch
                 self._accepted[environment] = None
                 while len(self._accepted) > _MAX_ACCEPTED:
                     del self._accepted[next(iter(self._accepted))]
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            limit_torch_threads(self.thread.torch_threads)  # for batches that run in the loop
         self.num_routes += 1
 
     def forget(self, route_key: str) -> "asyncio.Future[None]":
@@ -287,7 +346,7 @@ class Batcher:
             Raises the policy's RlmeshError; is cancelled when the batcher is closed before.
         """
         self.num_routes -= 1
-        call = self.executor.submit(self._policy.forget, route_key, None, is_grouped=True)
+        call = self.thread.submit(self._policy.forget, route_key, None, is_grouped=True)
         return asyncio.wrap_future(call)
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
@@ -301,7 +360,7 @@ class Batcher:
             for lane in lanes:
                 self._policy.forget(route_key, lane)
 
-        await asyncio.wrap_future(self.executor.submit(forget))
+        await asyncio.wrap_future(self.thread.submit(forget))
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Replace the policy's weights from the next batch on. Blocks; see ModelServer."""
@@ -309,7 +368,7 @@ class Batcher:
         if timeout_s is not None:
             require_seconds("timeout_s", timeout_s, allow_zero=True)
             timeout_s = float(timeout_s)  # locks refuse NumPy's smaller floats
-        replaced = self.executor.submit(self._replace_weights, weights, wanted)
+        replaced = self.thread.submit(self._replace_weights, weights, wanted)
         try:
             return replaced.result(timeout_s)
         except CancelledError:
@@ -320,14 +379,14 @@ class Batcher:
             if not replaced.cancel():  # it began just now
                 return replaced.result()
             raise EndpointTimeoutError(
-                f"the policy has not come back for {self.executor.busy_for_s:.0f} s: the weights "
+                f"the policy has not come back for {self.thread.busy_for_s:.0f} s: the weights "
                 "have not been replaced"
             ) from None
 
     def close(self) -> None:
         """End the threads after their present work; waiting calls are cancelled. Does not block."""
-        self.executor.close()
-        self._check_executor.close()
+        self.thread.close()
+        self._check_thread.close()
 
     def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
         """Call ``take(data)`` in the next round of the loop, or at once for the only route.
@@ -352,17 +411,24 @@ class Batcher:
         Returns:
             Whether it waits, so that ``cancel`` takes it; False: it has been answered.
         """
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            limit_torch_threads(self.executor.torch_threads)  # for batches that run in the loop
         request.arrived_ns = time.monotonic_ns()
         self._num_new += 1
         if not self._is_collecting:
             self._collect_soon()
-        if self._is_alone and self._answer_at_once(request):
+        queue = self._queue
+        if (
+            self._is_alone
+            and self._latency_gate.is_fast
+            and not queue.waiting
+            and self.thread.begin_inline()
+        ):
+            # The way through the queue would take as long as the layers of a small network.
+            # Requests that the answer leads to are queued: they must not be nested without limit.
+            self._is_alone = False
+            self._run_inline([request])
             return False
         with self._lock:
-            self._queue.waiting[request] = None
+            queue.waiting[request] = None
         return True
 
     def cancel(self, request: PredictionRequest) -> None:
@@ -408,23 +474,11 @@ class Batcher:
             and inbox
             and self._num_new < min(self.num_routes, _FULL_ROUND)
         ):
-            asyncio.get_running_loop().call_soon(self._collect)
+            self._collect_soon()
             return
         self._is_collecting = False
         self._num_new = 0
         if self._queue.waiting:
-            self._flush()
-
-    def _end_delay(self) -> None:
-        # The batch that has waited may have left, and a later one wait: its delay continues.
-        self._timer = None
-        if self._queue.waiting:
-            self._flush()
-
-    def _deliver_and_flush(self, deliver: Callable[[], None]) -> None:
-        """Answer a batch of the policy's thread, and let the delay of the next one begin."""
-        deliver()
-        if self._has_delay and self._queue.waiting and not self._is_collecting:
             self._flush()
 
     def _flush(self) -> None:
@@ -439,142 +493,74 @@ class Batcher:
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
                 return
-        if not self._latency_gate.is_fast or not self.executor.begin_inline():
-            self.executor.wake()
+        if not self._latency_gate.is_fast or not self.thread.begin_inline():
+            self.thread.wake()
             return
-        try:
-            with self._lock:
-                batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
-            deliver = self._run(batch) if batch else None
-        finally:
-            self.executor.end_inline()
-        if deliver is not None:
-            deliver()
+        with self._lock:
+            batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
+        if batch:
+            self._run_inline(batch)
+        else:  # the policy's thread has taken the last one
+            self.thread.end_inline()
         if self._queue.waiting and not self._is_collecting:  # more than a batch could hold
             self._collect_soon()
 
-    def _answer_at_once(self, request: PredictionRequest) -> bool:
-        """Run a request that no other can join, if the policy is fast and free; return whether.
+    def _end_delay(self) -> None:
+        # The batch that has waited may have left, and a later one wait: its delay continues.
+        self._timer = None
+        if self._queue.waiting:
+            self._flush()
 
-        The way through the queue would take as long as the layers of a small network.
-        """
-        if (
-            not self._latency_gate.is_fast
-            or self._queue.waiting
-            or not self.executor.begin_inline()
-        ):
-            return False
+    def _run_inline(self, batch: Sequence[PredictionRequest]) -> None:
+        """Run a batch in the serving loop, for which the policy is reserved, and answer it."""
         try:
-            deliver = self._run([request])
+            answers, run = self._run(batch)
         finally:
-            self.executor.end_inline()
-        # Requests that the answer leads to are queued: they must not be nested without limit.
-        self._is_alone = False
-        deliver()
-        return True
+            self.thread.end_inline()
+        self._answer(batch, answers, run)
 
-    def _next_batch(self) -> Work | None:
-        """Return the next batch for the policy's thread."""
-        if not self._queue.waiting:  # asked without the lock: it is asked again when it is woken
-            return None
+    def _run_waiting(self) -> bool:
+        """Run the next batch in the policy's thread; return whether there was one."""
         with self._lock:
             batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
-        return partial(self._run_in_thread, batch) if batch else None
+        if not batch:
+            return False
+        assert self._loop is not None, "a route is open"
+        self._loop.call_soon_threadsafe(self._answer, batch, *self._run(batch))
+        return True
 
-    def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
-        assert self._loop is not None  # predict was called
-        self._loop.call_soon_threadsafe(self._deliver_and_flush, self._run(batch))
+    def _answer(
+        self,
+        batch: Sequence[PredictionRequest],
+        answers: Sequence[Actions | RlmeshError],
+        run: BatchRun,
+    ) -> None:
+        for request, answer in zip(batch, answers, strict=True):
+            request.answer(request, answer, run)
+        # The delay of the next batch begins when the policy is free.
+        if self._has_delay and self._queue.waiting and not self._is_collecting:
+            self._collect_soon()
 
-    def _run(self, batch: Sequence[PredictionRequest]) -> Callable[[], None]:
-        """Run a batch; return what answers its requests, to be called in the serving loop.
+    def _run(
+        self, batch: Sequence[PredictionRequest]
+    ) -> tuple[Sequence[Actions | RlmeshError], BatchRun]:
+        """Run a batch; return the answers to its requests, and its facts.
 
         Args:
             batch: At least one request.
         """
         begun_ns, num_rows = time.monotonic_ns(), 0
         for request in batch:
-            waited_ns = begun_ns - request.arrived_ns
+            request.queue_ns = waited_ns = begun_ns - request.arrived_ns
             self._queue_ns.add(waited_ns)
             self._longest_wait_ns = max(self._longest_wait_ns, waited_ns)
             num_rows += len(request.slots)
         self._batch_rows.add(num_rows)
-        result = run_batch(self._policy, batch)
-        self._forward_ns.add(result.forward_ns)
-        run = TimedBatchRun(
-            self.policy_version,
-            num_rows,
-            result.forward_ns,
-            self._name,
-            result.decode_ns,
-            result.encode_ns,
-        )
+        run = BatchRun(self.policy_version, num_rows, 0, self._name)
+        answers = run_batch(self._policy, batch, run, is_repeatable=self._is_repeatable)
+        self._forward_ns.add(run.forward_ns)
         self._queue.free_since_ns = time.monotonic_ns()
         took_ns = self._queue.free_since_ns - begun_ns
         self._busy_ns += took_ns
         self._latency_gate.note(took_ns * 1e-9)
-        return partial(_deliver, batch, result.answers, run, begun_ns)
-
-
-def _deliver(
-    batch: Sequence[PredictionRequest],
-    answers: Sequence[Actions | RlmeshError],
-    run: TimedBatchRun,
-    begun_ns: int,
-) -> None:
-    for request, answer in zip(batch, answers, strict=True):
-        request.answer(answer, run, begun_ns - request.arrived_ns)
-
-
-def run_batch(policy: Policy, parts: Sequence[PredictionRequest]) -> BatchResult:
-    """Have the policy choose actions for a batch. Never raises.
-
-    Args:
-        policy: Not in use by another thread.
-        parts: At least one, all of one group.
-    """
-    result = BatchResult()
-    try:
-        result.answers = _answers(policy, parts, result)
-    except BaseException as error:  # noqa: BLE001  # each request gets an answer
-        name = type(error).__name__
-        failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
-        result.answers = [failure] * len(parts)
-    return result
-
-
-def _answers(
-    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult
-) -> Sequence[Actions | RlmeshError]:
-    """Return the answers; the times are added to ``result``."""
-    schema = parts[0].schema
-    codecs = schema.codecs(parts)
-    counts = [len(part.slots) for part in parts]
-    begun_ns = time.perf_counter_ns()
-    rows = result_or_error(schema.rows, codecs, parts, counts)
-    read_ns = time.perf_counter_ns()
-    result.decode_ns += read_ns - begun_ns
-    if isinstance(rows, RlmeshError):
-        return _one_by_one(policy, parts, result, rows)
-    actions = result_or_error(policy.predict, schema.contract, rows)
-    chosen_ns = time.perf_counter_ns()
-    result.forward_ns += chosen_ns - read_ns
-    answers: Sequence[Actions | RlmeshError] | RlmeshError
-    if isinstance(actions, RlmeshError):
-        answers = actions
-    else:
-        # The policy's return value may be anything, and raise when it is read.
-        answers = result_or_error(schema.answers, codecs, actions, parts, counts)
-        result.encode_ns += time.perf_counter_ns() - chosen_ns
-    if not isinstance(answers, RlmeshError):
-        return answers
-    if traits_of(policy).is_repeatable:
-        return _one_by_one(policy, parts, result, answers)
-    return [answers] * len(parts)
-
-
-def _one_by_one(
-    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult, error: RlmeshError
-) -> Sequence[Actions | RlmeshError]:
-    if len(parts) == 1:
-        return [error]
-    return [answer for part in parts for answer in _answers(policy, [part], result)]
+        return answers, run

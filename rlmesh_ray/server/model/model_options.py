@@ -25,11 +25,11 @@ from rlmesh_ray.options import (
     require_seconds,
 )
 from rlmesh_ray.server.endpoint.endpoint_options import EndpointOptions
-from rlmesh_ray.server.model.batch_queue import DEFAULT_MAX_ROWS
 
 if TYPE_CHECKING:
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
+DEFAULT_MAX_ROWS = 1024
 DEFAULT_MODEL_MESSAGE_BYTES = 2**25
 """Largest message to a policy whose observation space is not known."""
 DEFAULT_STUCK_AFTER_S = 5.0

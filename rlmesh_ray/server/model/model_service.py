@@ -1,73 +1,17 @@
 """The gRPC service of a policy (ModelService): each Join stream gets a ``ModelStream``."""
 
 import asyncio
-import os
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY, PROTOCOL_V1
 from rlmesh_ray.server.endpoint.calls import IdleTimeout
 from rlmesh_ray.server.endpoint.gate import Drain, refusing_when_full, require_descriptors
 from rlmesh_ray.server.endpoint.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.model.batcher import Batcher
-from rlmesh_ray.server.model.model_dialects import load_model_dialects
-from rlmesh_ray.server.model.model_stream import ModelStream
+from rlmesh_ray.server.model.model_stream import BusyPolledFrames, ModelStream, load_model_dialects
 from rlmesh_ray.server.observe.counters import SessionLog
 from rlmesh_ray.wire import image_codec_v1, policy_v1
-
-_LONGEST_S = 0.001
-
-
-class BusyPolledFrames:
-    """The messages of a stream; while the next one is due, the loop does not sleep.
-
-    Not a generator: an abandoned one is closed in a task of its own.
-
-    Args:
-        frames: The messages of one stream.
-        is_alone: Returns whether no other client would wait for the processor meanwhile.
-    """
-
-    def __init__(self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> None:
-        self._frames = aiter(frames)
-        self._is_alone = is_alone
-        self._loop = asyncio.get_running_loop()
-        self._spin = AdaptiveSpin(_LONGEST_S)
-        self._until_s = 0.0
-        self._is_awake = False
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._is_alone():
-            return await anext(self._frames)
-        self._spin.begin()
-        self._stay_awake()
-        frame = await anext(self._frames)
-        self._spin.learn()
-        # Also for the answer, which wakes the loop when it has left.
-        self._stay_awake()
-        return frame
-
-    def _stay_awake(self) -> None:
-        """Do not sleep for about as long as it usually takes the client to ask again."""
-        spin_s = self._spin.spin_s
-        if spin_s and self._is_alone():
-            self._until_s = time.perf_counter() + spin_s
-            if not self._is_awake:
-                self._is_awake = True
-                self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        if time.perf_counter() < self._until_s:
-            os.sched_yield()
-            self._loop.call_soon(self._turn)
-        else:
-            self._is_awake = False
-
 
 SERVICE = "rlmesh.model.v1.ModelService"
 _FAULT = "a fault of the server, which its log has, ended this session; open another one"
@@ -123,14 +67,12 @@ class ModelService:
             generation,
             lambda: {"predictions": stream.num_predicted},
         )
-        requests = BusyPolledFrames(idle_timeout.watch(requests), lambda: counts.num_open == 1)
+        requests = BusyPolledFrames(idle_timeout.watch(requests), counts)
         reader = asyncio.ensure_future(stream.read(first, requests))
         # The message may be large, and the session lasts.
         del opening, first
         try:
-            while (frame := await stream.outbox.get()) is not None:
-                await context.write(frame)
-                stream.note_taken()
+            await stream.write(context)
             if stream.has_failed:
                 await context.abort(grpc.StatusCode.INTERNAL, _FAULT)
             await idle_timeout.abort_if_expired(context)

@@ -10,13 +10,20 @@ and its batches; to configure or close one route does not wait for another one's
 import asyncio
 import itertools
 import logging
+import os
+import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, Protocol
 
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError, RlmeshError
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.polling import AdaptiveSpin
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.messages import (
     MAX_ID_CHARACTERS,
     BatchRun,
@@ -26,14 +33,16 @@ from rlmesh_ray.protocol.messages import (
     ModelFailed,
     Predict,
     Predicted,
-    PredictSlot,
     RouteClosed,
     RouteConfigured,
     RouteRequest,
 )
 from rlmesh_ray.protocol.model_session import (
+    EDITION_2026_06_RULES,
+    ContractLanes,
     EpisodesForgotten,
     ForgetEpisodes,
+    ModelRules,
     ModelSession,
     ModelSessionOutput,
     RouteLanes,
@@ -41,12 +50,16 @@ from rlmesh_ray.protocol.model_session import (
 )
 from rlmesh_ray.server.endpoint.calls import clipped, text_of
 from rlmesh_ray.server.endpoint.gate import Drain
+from rlmesh_ray.server.endpoint.handshake_service import GenerationHandshake
 from rlmesh_ray.server.endpoint.log import current, logged_as
-from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model.batcher import Batcher
-from rlmesh_ray.server.model.model_dialects import ModelServerDialect
+from rlmesh_ray.server.model.prediction_batch import Actions, PredictionRequest, Route
+from rlmesh_ray.server.observe.counters import SessionCounters
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.protobuf import MAX_LANES
+from rlmesh_ray.wire.rlmesh_v1 import model as edition
+from rlmesh_ray.wire.rlmesh_v1.handshake import HandshakeFrames
 from rlmesh_ray.wire.rlmesh_v1.values import ContractCodecs
 
 _LOG = logging.getLogger(__name__)
@@ -74,43 +87,74 @@ def failure_response(request_id: str, error: RlmeshError) -> ModelFailed:
     return ModelFailed(request_id, code, text_of(error), is_recoverable=True, debug_info=trace)
 
 
-class SendQueue:
-    """A queue for one reader in the serving loop; leaner than ``asyncio.Queue``."""
+class ModelServerDialect(Protocol):
+    """One stream's dialect; made without arguments, and used in the serving loop only."""
+
+    handshake_frames: ClassVar[HandshakeFrames]
+    handshake: ClassVar[GenerationHandshake | None]
+    """None for the edition's generation."""
+    capabilities: ClassVar[Mapping[str, str]]
+    """What an endpoint of a policy can do beyond the edition, in the generation's terms."""
+    rules: ClassVar[ModelRules]
+
+    def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
+        """Pass the requests in a frame to the session; return what follows, in this order."""
+
+    def frame(self, response: SessionResponse) -> bytes | None:
+        """Return the frame that a response completes; None: it completes none yet.
+
+        There is one frame for each that has come in.
+        """
+
+    def lanes(self, contract: EnvContract) -> RouteLanes:
+        """Return the lanes of a route that is to be configured."""
+
+    def codecs(self, contract: EnvContract) -> ContractCodecs:
+        """Return the codecs of a route that is to be configured.
+
+        Raises:
+            ContractMismatchError: The contract names an encoding that does not fit its spaces.
+        """
+
+
+class EditionModelServerDialect:
+    """``rlmesh.protocol.v1``, whose requests are those of the session."""
+
+    handshake_frames: ClassVar[HandshakeFrames] = edition.HANDSHAKE
+    handshake = None
+    capabilities: ClassVar[Mapping[str, str]] = {
+        capabilities.MODEL_SERVICE: "",
+        capabilities.CONCURRENT_PREDICT: "",
+        capabilities.SPACES_CORE: "",
+    }
+    rules = EDITION_2026_06_RULES
 
     def __init__(self) -> None:
-        self._frames: deque[bytes | None] = deque()
-        self._reader: asyncio.Future[None] | None = None
+        # No method of its own: that would cost a call a message.
+        self.frame: Callable[[Any], bytes] = edition.pack_response
 
-    def put(self, frame: bytes | None) -> None:
-        """Add a frame, or the end (None)."""
-        self._frames.append(frame)
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+    def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
+        return [session.receive(edition.parse_request(frame))]
 
-    async def get(self) -> bytes | None:
-        """Wait for the next frame; None: there are no more."""
-        while not self._frames:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._frames.popleft()
+    def lanes(self, contract: EnvContract) -> RouteLanes:
+        return ContractLanes(contract.num_envs)
+
+    def codecs(self, contract: EnvContract) -> ContractCodecs:
+        return image_codec_v1.route_codecs(contract)
+
+
+def load_model_dialects() -> dict[str, type[ModelServerDialect]]:
+    """Return the dialects of ModelService, by generation; the first is the edition's."""
+    return {
+        PROTOCOL_V1: EditionModelServerDialect,
+        **registry.load_generations("server.model_dialect"),
+    }
 
 
 MAX_ROUTES = 1024
 """Routes of one session; each keeps its contract in memory."""
 _NUMBERS = itertools.count()
 """Of the routes of all sessions, also of those that have ended."""
-
-
-class Route(NamedTuple):
-    """A route that is configured."""
-
-    key: str
-    """Its unique name over all sessions of the server, also those that have ended."""
-    schema: BatchSchema
-    """Has the contract, too."""
-    lanes: RouteLanes
-    codecs: ContractCodecs
 
 
 class ModelRoutes:
@@ -141,8 +185,8 @@ class ModelRoutes:
         self._names = current()
         self._ending: set[asyncio.Future[None]] = set()
         """Done when the policy has forgotten a route that has ended."""
-        self._num_opening = 0
-        """Lanes of the routes that are being opened."""
+        self._num_lanes = 0
+        """Lanes of the open routes, and of those that are being opened."""
 
     async def configure(
         self, route_id: str, contract: object, horizon: int, num_routes: int
@@ -181,28 +225,36 @@ class ModelRoutes:
                 f"the route wants {horizon} actions at once, and the policy chooses "
                 f"{policy_horizon}: lower the horizon to {policy_horizon} or less"
             )
-        schema = BatchSchema(contract, policy_horizon, min(horizon, policy_horizon))
+        horizon = min(horizon, policy_horizon)
         before = self.by_id.get(route_id)
         if (
             before is not None
             and self._keeps_same
-            and before.schema.horizon == schema.horizon
-            and _are_same_environment(contract, before.schema.contract)
+            and before.horizon == horizon
+            and _are_same_environment(contract, before.contract)
         ):
             return
         lanes, codecs = self._make_lanes(contract), self._choose_codecs(contract)
-        self._require_room(route_id, lanes.num_reserved)
-        self._num_opening += lanes.num_reserved
+        # A new key each time: the policy may still have to forget the route that has ended.
+        key = f"{next(_NUMBERS)}/{route_id}"
+        route = Route(key, contract, codecs, lanes, policy_horizon, horizon)
+        num_lanes = lanes.num_reserved
+        num_others = self._num_lanes - (0 if before is None else before.lanes.num_reserved)
+        if num_others + num_lanes > MAX_LANES:
+            raise CapacityError(
+                f"the session's routes would have {num_others + num_lanes} lanes, and {MAX_LANES} "
+                "are the limit: close a route first, or open another session"
+            )
+        self._num_lanes += num_lanes
         try:
             while num_routes + len(self._ending) > MAX_ROUTES:
                 # A client that opens and closes without end must wait, or it would fill the memory.
                 await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
             await self._batcher.configure(contract)
-        finally:
-            self._num_opening -= lanes.num_reserved
-        # A new key each time: the policy may still have to forget the route that has ended.
-        key = f"{next(_NUMBERS)}/{route_id}"
-        self.by_id[route_id] = Route(key, schema, lanes, codecs)
+        except BaseException:
+            self._num_lanes -= num_lanes
+            raise
+        self.by_id[route_id] = route
         if before is not None:
             self._end(before)
 
@@ -235,6 +287,7 @@ class ModelRoutes:
             await asyncio.wait(self._ending)
 
     def _end(self, route: Route) -> None:
+        self._num_lanes -= route.lanes.num_reserved
         route.lanes.clear()
         forgetting = self._batcher.forget(route.key)
         self._ending.add(forgetting)
@@ -247,15 +300,6 @@ class ModelRoutes:
             with logged_as(*self._names):
                 _LOG.warning("the policy failed to forget a route: %s", text_of(error))
 
-    def _require_room(self, route_id: str, num_lanes: int) -> None:
-        others = [each.lanes for name, each in self.by_id.items() if name != route_id]
-        total = sum(each.num_reserved for each in others) + self._num_opening + num_lanes
-        if total > MAX_LANES:
-            raise CapacityError(
-                f"the session's routes would have {total} lanes, and {MAX_LANES} are the limit: "
-                "close a route first, or open another session"
-            )
-
 
 def _are_same_environment(one: EnvContract, other: EnvContract) -> bool:
     # Their metadata may hold arrays, whose comparison is not a bool.
@@ -264,6 +308,54 @@ def _are_same_environment(one: EnvContract, other: EnvContract) -> bool:
         other.observation_space,
         other.action_space,
     )
+
+
+_LONGEST_SPIN_S = 0.001
+
+
+class BusyPolledFrames:
+    """The messages of a stream; while the next one is due, the loop does not sleep.
+
+    Not a generator: an abandoned one is closed in a task of its own.
+
+    Args:
+        frames: The messages of one stream.
+        counts: Counts the sessions: other clients would wait for the processor meanwhile.
+    """
+
+    def __init__(self, frames: AsyncIterator[bytes], counts: SessionCounters) -> None:
+        self._frames = aiter(frames)
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        self._spin = AdaptiveSpin(_LONGEST_SPIN_S)
+        self._until_s = 0.0
+        self._is_awake = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._counts.num_open > 1:
+            return await anext(self._frames)
+        spin = self._spin
+        spin.begin()
+        if spin.spin_s:
+            # Also for the answer to the last message, which wakes the loop when it has left.
+            self._until_s = time.perf_counter() + spin.spin_s
+            if not self._is_awake:
+                self._is_awake = True
+                self._loop.call_soon(self._turn)
+        frame = await anext(self._frames)
+        spin.learn()
+        return frame
+
+    def _turn(self) -> None:
+        """Let the loop come round again, for as long as the client usually takes to ask again."""
+        if time.perf_counter() < self._until_s:
+            os.sched_yield()
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_awake = False
 
 
 MAX_UNANSWERED = 256
@@ -280,10 +372,6 @@ class ModelStream:
     """
 
     def __init__(self, batcher: Batcher, drain: Drain, dialect: ModelServerDialect) -> None:
-        self.outbox = SendQueue()
-        """Frames to send; None after the last one."""
-        self.is_closed = False
-        """Whether Close has been answered."""
         self.has_failed = False
         """Whether a fault of this package has ended it: not every request will be answered."""
         self.num_predicted = 0
@@ -298,7 +386,12 @@ class ModelStream:
         self._routes = ModelRoutes(
             batcher, dialect.lanes, dialect.codecs, keeps_same=dialect.rules.keeps_same_route
         )
-        self._predicting: dict[str, PredictionRequest] = {}
+        self._outbox: deque[bytes | None] = deque()
+        """Frames to send; None after the last one."""
+        # A queue of asyncio's would cost each frame several calls.
+        self._writer: asyncio.Future[None] | None = None
+        """Done when there is something to send."""
+        self._predicting: set[PredictionRequest] = set()
         self._working: set[asyncio.Task[None]] = set()
         # The stream's first frame is pending from now on.
         self._num_untaken = 1
@@ -308,6 +401,11 @@ class ModelStream:
         self._is_reading = True
         self._is_released = False
         self._taken = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether Close has been answered."""
+        return self._session.is_closed
 
     async def read(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
         """Take requests until the client sends no more, or the endpoint wants to stop.
@@ -349,15 +447,30 @@ class ModelStream:
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 
-    def note_taken(self) -> None:
-        self.num_pending -= 1
-        self._drain.end_request()
-        self._taken.set()
+    async def write(self, context: grpc.aio.ServicerContext) -> None:
+        """Send the responses, until there are no more to come."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._outbox:
+                frame = self._outbox.popleft()
+                if frame is None:
+                    return
+                await context.write(frame)
+                self.num_pending -= 1
+                self._drain.end_request()
+                self._taken.set()
+            self._writer = loop.create_future()
+            await self._writer
+
+    def _send(self, frame: bytes | None) -> None:
+        self._outbox.append(frame)
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
 
     async def release(self) -> None:
         self._is_released = True
         self._drain.end_request(self.num_pending)
-        for prediction in self._predicting.values():
+        for prediction in self._predicting:
             self._batcher.cancel(prediction)
         working = tuple(self._working)
         for task in working:
@@ -369,7 +482,7 @@ class ModelStream:
         with logged_as(*self._names):
             _LOG.exception("a model session has failed; please report this")
         self.has_failed = True
-        self.outbox.put(None)
+        self._send(None)
 
     def _follow(self, following: list[ModelSessionOutput]) -> None:
         """Send the session's responses, begin its ready requests, and so on with their results."""
@@ -377,12 +490,11 @@ class ModelStream:
             for response in output.responses:
                 frame = self._frame(response)
                 if frame is not None:
-                    self.outbox.put(frame)
+                    self._send(frame)
                 if isinstance(response, ModelFailed):
                     self._batcher.sessions.errors[response.code.name] += 1
                 elif isinstance(response, ModelClosed):
-                    self.is_closed = True
-                    self.outbox.put(None)
+                    self._send(None)
             for request in output.ready:
                 refusal = self._begin(request)
                 if refusal is not None:
@@ -393,7 +505,7 @@ class ModelStream:
     def _end_if_done(self) -> None:
         """End the stream when nothing comes in any more and nothing is outstanding."""
         if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
-            self.outbox.put(None)
+            self._send(None)
 
     def _begin(self, request: RouteRequest) -> ModelFailed | None:
         """Begin a request; return the answer of one that fails at once."""
@@ -404,45 +516,44 @@ class ModelStream:
             return None
         # No task for each of these: it would cost as much as the rest together.
         context = request.context
-        key, schema, lanes, codecs = self._routes.by_id[context.route_id]
+        route = self._routes.by_id[context.route_id]
         try:
-            slots = lanes.assign_lanes(context.slots)
+            slots = route.lanes.assign_lanes(context.slots)
         except (CapacityError, CodecError) as error:
             return self._failed(request, error)
         prediction = PredictionRequest(
-            schema,
-            request.observation,
-            key,
-            slots,
-            codecs,
-            partial(self._finish_predict, request, slots),
+            route, request.observation, slots, partial(self._finish_predict, request)
         )
         if self._batcher.predict(prediction):
-            self._predicting[request.request_id] = prediction
+            self._predicting.add(prediction)
         return None
 
     def _finish_predict(
         self,
         request: Predict,
-        slots: Sequence[PredictSlot],
+        prediction: PredictionRequest,
         result: Actions | RlmeshError,
         run: BatchRun,
-        queue_ns: int,
     ) -> None:
         if self._is_released:
             return
-        self._predicting.pop(request.request_id, None)
+        self._predicting.discard(prediction)
         response: SessionResponse
         try:
             if isinstance(result, RlmeshError):
-                self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
+                prediction.route.lanes.note_failed(prediction.slots)
                 response = self._failed(request, result)
             else:
                 self.num_predicted += 1
                 action, *later = (result,) if isinstance(result, bytes) else result
-                context, mirror = request.context, request.mirror
                 response = Predicted(
-                    request.request_id, context, action, run, queue_ns, mirror, tuple(later)
+                    request.request_id,
+                    request.context,
+                    action,
+                    run,
+                    prediction.queue_ns,
+                    request.mirror,
+                    tuple(later),
                 )
             self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on

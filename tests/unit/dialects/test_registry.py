@@ -11,7 +11,7 @@ from rlmesh_ray.dialects.registry import Dialect
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.server.env.env_service import load_dialect_services, load_env_dialects
-from rlmesh_ray.server.model.model_dialects import load_model_dialects
+from rlmesh_ray.server.model.model_stream import load_model_dialects
 
 RELEASED, DM_ENV_RPC = "rlmesh-wire-v1", "dm_env_rpc.v1"
 

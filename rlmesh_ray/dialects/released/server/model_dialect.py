@@ -21,7 +21,7 @@ from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model import FrameResponse
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.messages import CloseModel, Predicted, PredictSlot, TimedBatchRun
+from rlmesh_ray.protocol.messages import CloseModel, Predicted, PredictSlot
 from rlmesh_ray.protocol.model_session import (
     ModelSession,
     ModelSessionOutput,
@@ -166,11 +166,10 @@ class PendingFrame:
         runs = {id(answer.run): answer.run for answer in predicted if answer.run is not None}
         if not runs:
             return timings
-        timed = [run for run in runs.values() if isinstance(run, TimedBatchRun)]
         return timings | {
-            "decode_ns": self.decode_ns + sum(run.decode_ns for run in timed),
+            "decode_ns": self.decode_ns + sum(run.decode_ns for run in runs.values()),
             "user_ns": sum(run.forward_ns for run in runs.values()),
-            "encode_ns": encode_ns + sum(run.encode_ns for run in timed),
+            "encode_ns": encode_ns + sum(run.encode_ns for run in runs.values()),
             "queue_ns": max(answer.queue_ns for answer in predicted),
             "held_episodes": held_episodes,
         }

@@ -69,7 +69,7 @@ def inference_of(policy: Policy) -> tuple[str, str]:
     collector = Batcher(policy, 8)
     policy.check_contract(CONTRACT)
     statistics = collector.statistics()
-    collector.executor.close()
+    collector.thread.close()
     return statistics.inference, statistics.torch_reason
 
 
@@ -114,7 +114,7 @@ def test_a_policy_behind_another_says_how_it_runs(wrap: Callable[[Policy], Any])
     collector = Batcher(policy, 8)
 
     assert collector.statistics().torch_reason == 'inference="torch" says so'
-    collector.executor.close()
+    collector.thread.close()
 
 
 def test_a_policy_without_a_reason_text_runs_in_torch_all_the_same() -> None:

@@ -8,10 +8,15 @@ from gymnasium import spaces
 
 from rlmesh_ray.dialects.released.wire import values as released_values
 from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
-from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
-from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
-from rlmesh_ray.server.model.batcher import run_batch
+from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows, traits_of
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.protocol.model_session import ContractLanes
+from rlmesh_ray.server.model.prediction_batch import (
+    Actions,
+    PredictionRequest,
+    Route,
+    run_batch,
+)
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -61,9 +66,9 @@ def part(*first: float, contract: EnvContract = BOX) -> PredictionRequest:
 def request(
     contract: EnvContract, data: bytes, num_rows: int, encoding: Any = values
 ) -> PredictionRequest:
-    schema = BatchSchema(contract)
     codecs = ContractCodecs.made_by(encoding.codec, contract)
-    return PredictionRequest(schema, data, "route", slots(num_rows), codecs, unanswered)
+    route = Route("route", contract, codecs, ContractLanes(4))
+    return PredictionRequest(route, data, slots(num_rows), unanswered)
 
 
 def unanswered(*_: object) -> None:
@@ -71,7 +76,8 @@ def unanswered(*_: object) -> None:
 
 
 def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[Actions | RlmeshError]:
-    return run_batch(policy, parts).answers
+    is_repeatable = traits_of(policy).is_repeatable
+    return run_batch(policy, parts, BatchRun(0, 0, 0), is_repeatable=is_repeatable)
 
 
 def slots(count: int) -> list[PredictSlot]:
@@ -275,8 +281,9 @@ def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> 
 def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
     policy = Doubling(is_repeatable=False)
 
-    done = run_batch(policy, [part(1)])
-    failed = run_batch(policy, [request(BOX, b"short", 1)])
+    done, failed = BatchRun(0, 1, 0), BatchRun(0, 1, 0)
+    run_batch(policy, [part(1)], done)
+    run_batch(policy, [request(BOX, b"short", 1)], failed)
 
     assert done.forward_ns > 0
     assert failed.forward_ns == 0
@@ -285,8 +292,9 @@ def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
 def test_what_a_batch_takes_beside_the_policy_is_measured_too_and_where_it_fails() -> None:
     policy = Doubling(is_repeatable=False)
 
-    done = run_batch(policy, [part(1)])
-    failed = run_batch(policy, [request(BOX, b"short", 1)])
+    done, failed = BatchRun(0, 1, 0), BatchRun(0, 1, 0)
+    run_batch(policy, [part(1)], done)
+    run_batch(policy, [request(BOX, b"short", 1)], failed)
 
     assert min(done.decode_ns, done.encode_ns) > 0
     assert failed.decode_ns > 0
@@ -367,21 +375,6 @@ def test_an_error_without_a_text_is_an_answer_as_well() -> None:
     assert "Unprintable" in str(error)
 
 
-def test_every_request_is_answered_when_the_policy_s_traits_raise() -> None:
-    class Fragile(Doubling):
-        @property
-        def traits(self) -> PolicyTraits:
-            raise KeyError("traits")
-
-        @traits.setter
-        def traits(self, _: PolicyTraits) -> None:
-            pass
-
-    results = answers(Fragile(is_repeatable=True), [part(5.0), part(1.0)])
-
-    assert [type(result) for result in results] == [PolicyError, PolicyError]
-
-
 NUMBERED = contract(spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.Discrete(20))
 WITH_TEXT = contract(
     spaces.Box(-10.0, 10.0, (2,), np.float32),
@@ -459,8 +452,8 @@ class Chunking(Doubling):
 
 def chunk_part(horizon: int, *first: float, encoding: Any = values) -> PredictionRequest:
     made = part(*first)
-    made.schema = BatchSchema(BOX, 3, horizon)
-    made.codecs = ContractCodecs.made_by(encoding.codec, BOX)
+    codecs = ContractCodecs.made_by(encoding.codec, BOX)
+    made.route = Route("route", BOX, codecs, ContractLanes(4), 3, horizon)
     return made
 
 

@@ -15,10 +15,11 @@ from gymnasium import spaces
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server.model import batcher, policy_executor
-from rlmesh_ray.server.model.batch_schema import Actions, BatchSchema, PredictionRequest
+from rlmesh_ray.protocol.model_session import ContractLanes
+from rlmesh_ray.server.model import batcher, policy_thread, prediction_batch
 from rlmesh_ray.server.model.batcher import Batcher
-from rlmesh_ray.server.model.policy_executor import PolicyExecutor
+from rlmesh_ray.server.model.policy_thread import PolicyThread
+from rlmesh_ray.server.model.prediction_batch import Actions, PredictionRequest, Route
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -32,12 +33,12 @@ CONTRACT = EnvContract(
     num_envs=1,
     autoreset_mode=AutoresetMode.DISABLED,
 )
-SCHEMA = BatchSchema(CONTRACT)
 CODECS = ContractCodecs.made_by(values.codec, CONTRACT)
+ROUTES = {key: Route(key, CONTRACT, CODECS, ContractLanes(1)) for key in "abcdefghij"}
 SLOTS = [PredictSlot(0, "", 0, False)]
 
 
-class InlineExecutor(PolicyExecutor):
+class InlineThread(PolicyThread):
     """Runs everything in the caller's thread at once.
 
     The order in which the real one runs things depends on when its thread wakes up.
@@ -114,7 +115,7 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, CODECS, self.note))
+            self.host.predict(PredictionRequest(ROUTES[key], data, SLOTS, self.note))
 
         self.host.submit(take, np.array([value], np.float32).tobytes())
 
@@ -123,7 +124,7 @@ class Stage:
         statistics = self.host.statistics()
         return statistics.batches, statistics.items, statistics.rows
 
-    def note(self, result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+    def note(self, _: PredictionRequest, result: Actions | RlmeshError, run: BatchRun) -> None:
         self.answers.append(result)
 
 
@@ -133,9 +134,9 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is that runs this.
     monkeypatch.setattr(batcher, "_FAST_S", 60.0)
     monkeypatch.setattr(batcher, "_SLOW_S", 60.0)
-    monkeypatch.setattr(batcher, "PolicyExecutor", InlineExecutor)
+    monkeypatch.setattr(batcher, "PolicyThread", InlineThread)
     threads = SimpleNamespace(Lock=threading.Lock, Thread=IdleThread)
-    monkeypatch.setattr(policy_executor, "threading", threads)
+    monkeypatch.setattr(policy_thread, "threading", threads)
 
 
 def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], max_rows: int = 64) -> Stage:
@@ -218,7 +219,7 @@ def test_requests_answered_at_once_count_as_those_that_waited() -> None:
 
 def test_the_statistics_count_batches_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    for module in (batcher, policy_executor):
+    for module in (batcher, policy_thread, prediction_batch):
         monkeypatch.setattr(module, "time", clock)
 
     def compute() -> None:
@@ -252,7 +253,7 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_has_run_cannot() -> 
     async def scenario(stage: Stage) -> None:
         await stage.open("a", "b")
         asked = [
-            PredictionRequest(SCHEMA, data, key, SLOTS, CODECS, stage.note)
+            PredictionRequest(ROUTES[key], data, SLOTS, stage.note)
             for key, data in (("a", np.float32(1).tobytes()), ("b", np.float32(2).tobytes()))
         ]
         for each in asked:
@@ -282,12 +283,12 @@ def test_the_statistics_are_busy_while_a_lone_route_is_being_answered() -> None:
 def test_a_lone_route_waits_while_the_policy_is_at_something_else() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
-        assert isinstance(stage.host.executor, InlineExecutor)
-        stage.host.executor.is_elsewhere = True
-        before = stage.host.executor.num_wakeups
+        assert isinstance(stage.host.thread, InlineThread)
+        stage.host.thread.is_elsewhere = True
+        before = stage.host.thread.num_wakeups
         stage.send("a", 1)
         assert stage.answers == []
-        assert stage.host.executor.num_wakeups == before + 1
+        assert stage.host.thread.num_wakeups == before + 1
         assert stage.host.statistics().items_waiting == 1
 
     play(scenario)
@@ -317,9 +318,9 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
         all_done = asyncio.Event()
 
         def ask(data: bytes) -> None:
-            stage.host.predict(PredictionRequest(SCHEMA, data, "a", SLOTS, CODECS, answer))
+            stage.host.predict(PredictionRequest(ROUTES["a"], data, SLOTS, answer))
 
-        def answer(result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+        def answer(_: PredictionRequest, result: Actions | RlmeshError, run: BatchRun) -> None:
             nonlocal left
             left -= 1
             if left:
@@ -533,7 +534,7 @@ def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (batcher, policy_executor):
+    for module in (batcher, policy_thread, prediction_batch):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:

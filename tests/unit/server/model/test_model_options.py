@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import completed
 from rlmesh_ray.server.model.batcher import Batcher
-from rlmesh_ray.server.model.model_options import LAST_VERSION, checked_version, version_after
+from rlmesh_ray.server.model.model_options import (
+    LAST_VERSION,
+    ModelServerOptions,
+    checked_version,
+    version_after,
+)
 
 
 @pytest.mark.parametrize("value", [1, 2**63 - 1, np.int64(4)])
@@ -34,17 +40,16 @@ def test_versions_come_to_an_end() -> None:
     [
         {"torch_threads": 0},
         {"torch_threads": "x"},
-        {"stuck_after_s": math.nan},
-        {"max_rows": 1.5},
+        {"max_batch_rows": 1.5},
         {"max_delay_s": -0.001},
         {"max_delay_s": math.nan},
         {"max_delay_s": "1"},
         {"max_delay_s": 60.1},
     ],
 )
-def test_an_engine_refuses_options_that_would_fail_in_use(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        Batcher(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
+def test_options_that_would_fail_in_use_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        completed("ModelServer", ModelServerOptions, options)
 
 
 def host_of(policy: Any) -> Batcher:

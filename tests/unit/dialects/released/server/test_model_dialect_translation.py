@@ -32,7 +32,6 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
     RouteRequest,
-    TimedBatchRun,
 )
 from rlmesh_ray.protocol.model_session import (
     EpisodesForgotten,
@@ -374,7 +373,7 @@ def timings_of(*answers: SessionResponse) -> dict[str, int]:
 
 
 def test_a_prediction_tells_where_its_time_went() -> None:
-    run = TimedBatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
+    run = BatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
 
     assert timings_of(done(predict(), run)) == {
         "endpoint_total_ns": 4000,
@@ -388,8 +387,8 @@ def test_a_prediction_tells_where_its_time_went() -> None:
 
 
 def test_groups_that_shared_a_batch_share_what_it_took() -> None:
-    shared = TimedBatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
-    other = TimedBatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
+    shared = BatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
+    other = BatchRun(1, 8, 100, "server", decode_ns=20, encode_ns=40)
 
     together = timings_of(*(done(predict(), run) for run in (shared, other, shared)))
 
@@ -406,7 +405,7 @@ def test_who_does_not_measure_tells_what_is_known() -> None:
 
 def test_what_a_batch_took_beside_the_policy_is_no_part_of_what_it_is() -> None:
     # Others cache what they tell of a batch by it.
-    one, other = TimedBatchRun(1, 8, 5, "s", decode_ns=1), TimedBatchRun(1, 8, 5, "s", decode_ns=2)
+    one, other = BatchRun(1, 8, 5, "s", decode_ns=1), BatchRun(1, 8, 5, "s", decode_ns=2)
 
     assert (one, hash(one)) == (other, hash(other))
 

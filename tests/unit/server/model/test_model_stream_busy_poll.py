@@ -1,13 +1,14 @@
 """Staying awake for a client, in a time that the tests have made up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
 from rlmesh_ray import polling
-from rlmesh_ray.server.model import model_service
-from rlmesh_ray.server.model.model_service import BusyPolledFrames
+from rlmesh_ray.server.model import model_stream
+from rlmesh_ray.server.model.model_stream import BusyPolledFrames
+from rlmesh_ray.server.observe.counters import SessionCounters
 
 A_WHILE = 100
 """Rounds of the loop in which all that is going to happen by itself happens."""
@@ -32,18 +33,20 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(polling, "time", clock)
-    monkeypatch.setattr(model_service, "time", clock)
-    monkeypatch.setattr(model_service, "os", clock)
+    monkeypatch.setattr(model_stream, "time", clock)
+    monkeypatch.setattr(model_stream, "os", clock)
     return clock
 
 
 class Client:
     """Sends the frames of a stream, each when the test releases it."""
 
-    def __init__(self, clock: Clock, is_alone: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.counts = SessionCounters()
+        self.counts.note_opened()
         self._clock = clock
         self._sent: asyncio.Queue[bytes] = asyncio.Queue()
-        self._heard = BusyPolledFrames(self._frames(), is_alone)
+        self._heard = BusyPolledFrames(self._frames(), self.counts)
 
     async def sends_after(self, seconds: float) -> int:
         """Have the next frame come after so long; return the turns until it was heard."""
@@ -100,11 +103,10 @@ def test_without_spin_the_loop_always_sleeps(clock: Clock, monkeypatch: pytest.M
 
 def test_the_loop_does_not_stay_awake_for_one_of_several_clients(clock: Clock) -> None:
     async def scenario() -> list[int]:
-        is_alone = True
-        client = Client(clock, lambda: is_alone)
+        client = Client(clock)
         for _ in range(40):
             await client.sends_after(200e-6)
-        is_alone = False
+        client.counts.note_opened()
         await client.sends_after(200e-6)
         return [await client.sends_after(200e-6) for _ in range(3)]
 

@@ -7,8 +7,8 @@ Rule 1: calls and batches take turns: many calls do not delay the batches.
 Rule 2: the thread fetches its next work itself. A round through the serving loop between two
 batches would let the policy idle whenever the loop is busy.
 Rule 3: at most one thread runs the policy at a time: this one, or the serving loop between
-``begin_inline`` and ``end_inline``. Contract checks that a policy allows beside its batches
-(``PolicyTraits.checks_concurrently``) run in an executor of their own.
+``begin_inline`` and ``end_inline``. Contract checks that a policy allows during its batches
+(``PolicyTraits.checks_concurrently``) run in a separate ``PolicyThread``.
 """
 
 import logging
@@ -17,13 +17,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count, require_seconds
 from rlmesh_ray.server.endpoint.calls import text_of
 from rlmesh_ray.server.endpoint.health import WATCH_PERIOD_S, Health
 from rlmesh_ray.server.model.model_options import DEFAULT_STUCK_AFTER_S
@@ -33,79 +32,79 @@ _LOG = logging.getLogger(__name__)
 _BLOCKED_REPORT_S = 2 * WATCH_PERIOD_S  # long enough for every Watch to see it
 
 ResultT = TypeVar("ResultT")
-Work = Callable[[], None]
-"""Should not raise; an error is logged, and the thread goes on."""
-
-_EXECUTORS: "weakref.WeakSet[PolicyExecutor]" = weakref.WeakSet()
-"""The executors whose threads have not ended."""
+_THREADS: "weakref.WeakSet[PolicyThread]" = weakref.WeakSet()
+"""The threads that have not ended."""
 
 
 def any_policy_runs() -> bool:
-    """Return whether a policy of this process runs now, also one whose executor is closed.
+    """Return whether a policy of this process runs now, also one whose thread is closed.
 
     Native code that runs in its thread aborts the process when the interpreter ends: it comes back
     to an interpreter that is gone.
     """
-    return any(executor.is_busy for executor in tuple(_EXECUTORS))
+    return any(thread.is_busy for thread in tuple(_THREADS))
 
 
-def result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
-    """Call code of the policy's author; return its error instead of raising it.
+def as_policy_error(error: BaseException) -> RlmeshError:
+    """Return what code of the policy's author has raised as an RlmeshError.
 
     Returns:
-        The result; an RlmeshError as it was raised, or a PolicyError in place of anything else.
+        An RlmeshError as it was raised, or a PolicyError in place of anything else.
     """
+    if isinstance(error, RlmeshError):
+        return error
+    failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
+    failure.__cause__ = error  # with its trace
+    return failure
+
+
+def _result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
+    # A function, so that the frames of the error do not hold the future that gets it.
     try:
         return function(*arguments)
-    except RlmeshError as error:
-        return error
     except BaseException as error:  # noqa: BLE001  # the policy may raise anything
-        failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
-        failure.__cause__ = error  # with its trace
-        return failure
+        return as_policy_error(error)
 
 
-class PolicyExecutor:
+class PolicyThread:
     """Runs a policy's calls in arrival order, and a batch whenever one waits.
 
     Args:
-        next_batch: Returns the next batch to run, None when none waits; called in the thread.
-            Default: it runs calls only.
+        waiting: The requests that wait for a batch; without any, no batch runs.
+        run_batch: Runs the next batch in the thread; returns False when none is to run now.
         name: Of the thread.
         stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
             stuck.
         torch_threads: How many threads torch uses for a batch or a call.
-
-    Raises:
-        ConfigurationError: An option is out of its range.
     """
 
     def __init__(
         self,
-        next_batch: Callable[[], Work | None] = lambda: None,
+        waiting: Collection[object] = (),
+        run_batch: Callable[[], bool] = lambda: False,
         *,
         name: str = "rlmesh-ray-policy",
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         torch_threads: int = 1,
     ) -> None:
-        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
         self.stuck_after_s = stuck_after_s
         self._blocked_for_s = self._blocked_report_until_s = 0.0
-        require_count("torch_threads", torch_threads)
         self.torch_threads = torch_threads
-        self._next_batch = next_batch
-        self._calls: deque[Work] = deque()
-        self._grouped: deque[Work] = deque()
+        self._waiting = waiting
+        self._run_batch = run_batch
+        self._calls: deque[Callable[[], None]] = deque()
+        self._grouped: deque[Callable[[], None]] = deque()
         """Calls that one entry of ``_calls`` runs together."""
         self._futures: set[Future[Any]] = set()
         # A condition variable would cost three times as much per wake-up.
         self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Held by the thread that runs the policy."""
-        self._is_asleep = False
+        self._is_woken = False
+        """Whether the thread will look for work once more before it sleeps."""
         self._is_closed = False
         self._busy_since_s: float | None = None
-        _EXECUTORS.add(self)
+        _THREADS.add(self)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
@@ -152,7 +151,7 @@ class PolicyExecutor:
         def work() -> None:
             if not future.set_running_or_notify_cancel():
                 return
-            outcome = result_or_error(function, *arguments)
+            outcome = _result_or_error(function, *arguments)
             if isinstance(outcome, RlmeshError):
                 future.set_exception(outcome)
             else:
@@ -170,9 +169,9 @@ class PolicyExecutor:
         return future
 
     def wake(self) -> None:
-        """Wake the thread for new work; costs next to nothing while it is awake."""
-        if self._is_asleep:
-            self._is_asleep = False
+        """Have the thread look for new work; costs next to nothing if it will look anyway."""
+        if not self._is_woken:
+            self._is_woken = True
             self._wakeup.put(None)
 
     def begin_inline(self) -> bool:
@@ -191,11 +190,13 @@ class PolicyExecutor:
         Work that took too long was invisible to gRPC's health checks, since the serving loop did
         not run meanwhile: ``health`` reports it for a moment afterwards.
         """
-        busy_for_s, self._busy_since_s = self.busy_for_s, None
+        assert self._busy_since_s is not None, "begin_inline was called"
+        now_s = time.monotonic()
+        busy_for_s, self._busy_since_s = now_s - self._busy_since_s, None
         self._lock.release()
         if busy_for_s > self.stuck_after_s:
             self._blocked_for_s = busy_for_s
-            self._blocked_report_until_s = time.monotonic() + _BLOCKED_REPORT_S
+            self._blocked_report_until_s = now_s + _BLOCKED_REPORT_S
 
     def close(self) -> None:
         """End the thread after its present work; waiting and later calls are cancelled.
@@ -212,32 +213,30 @@ class PolicyExecutor:
             self._grouped.popleft()()
 
     def _run(self) -> None:
-        result_or_error(limit_torch_threads, self.torch_threads)
+        _result_or_error(limit_torch_threads, self.torch_threads)
         while not self._is_closed:
-            if self._take_turn():
-                continue
-            self._is_asleep = True
-            # Work that came before the flag was set has sent no wake-up. The other way round, a
-            # wake-up too many costs one more look.
-            if not self._take_turn():
-                self._wakeup.get()
-            self._is_asleep = False
+            self._wakeup.get()
+            # Before it looks: work that comes from now on wakes it again.
+            self._is_woken = False
+            while not self._is_closed and self._take_turn():
+                pass
 
     def _take_turn(self) -> bool:
+        """Run a call and a batch, if there are any; return whether there were."""
         with self._lock:
-            call = self._calls.popleft() if self._calls else None
-            if call is not None:
-                self._do(call)
-            batch = self._next_batch()
-            if batch is not None:
-                self._do(batch)
-        return call is not None or batch is not None
+            has_run = bool(self._calls)
+            if has_run:
+                self._do(self._calls.popleft())
+            if self._waiting:  # read without the batcher's lock: new requests wake the thread
+                has_run = self._do(self._run_batch) is not False or has_run
+        return has_run
 
-    def _do(self, work: Work) -> None:
+    def _do(self, work: Callable[[], ResultT]) -> ResultT | None:
         self._busy_since_s = time.monotonic()
         try:
-            work()
+            return work()
         except BaseException:  # noqa: BLE001  # the work of the other sessions is still to be done
             _LOG.exception("the work of a policy has failed; please report this")
+            return None
         finally:
             self._busy_since_s = None

@@ -1,14 +1,15 @@
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.server.model.policy_executor import PolicyExecutor, Work, any_policy_runs
+from rlmesh_ray.server.model.policy_thread import PolicyThread, any_policy_runs
 from tests.loopback.eventually import eventually
 
 PATIENCE_S = 20.0
+Work = Callable[[], object]
 
 
 class Plan:
@@ -18,11 +19,12 @@ class Plan:
         self.batches: deque[Work] = deque()
         self.done: list[str] = []
         before = set(threading.enumerate())
-        self.executor = PolicyExecutor(self._next)
+        self.thread = PolicyThread(self.batches, self._run_next)
         self.threads = set(threading.enumerate()) - before
 
-    def _next(self) -> Work | None:
-        return self.batches.popleft() if self.batches else None
+    def _run_next(self) -> bool:
+        self.batches.popleft()()
+        return True
 
     def note(self, name: str) -> Work:
         return lambda: self.done.append(name)
@@ -30,7 +32,7 @@ class Plan:
     def finish(self) -> None:
         """Wait until everything that came before has been done."""
         arrived = threading.Event()
-        self.executor.submit(arrived.set)
+        self.thread.submit(arrived.set)
         assert arrived.wait(PATIENCE_S)
 
 
@@ -38,7 +40,7 @@ class Plan:
 def plan() -> Iterator[Plan]:
     made = Plan()
     yield made
-    made.executor.close()
+    made.thread.close()
 
 
 def hold(plan: Plan) -> threading.Event:
@@ -49,14 +51,14 @@ def hold(plan: Plan) -> threading.Event:
         begun.set()
         may_go_on.wait(PATIENCE_S)
 
-    plan.executor.submit(wait)
+    plan.thread.submit(wait)
     assert begun.wait(PATIENCE_S)
     return may_go_on
 
 
 def test_calls_run_in_the_order_in_which_they_came(plan: Plan) -> None:
     for name in "abc":
-        plan.executor.submit(plan.note(name))
+        plan.thread.submit(plan.note(name))
     plan.finish()
 
     assert plan.done == ["a", "b", "c"]
@@ -65,9 +67,9 @@ def test_calls_run_in_the_order_in_which_they_came(plan: Plan) -> None:
 def test_calls_and_batches_take_turns(plan: Plan) -> None:
     may_go_on = hold(plan)
     for number in range(3):
-        plan.executor.submit(plan.note(f"call {number}"))
+        plan.thread.submit(plan.note(f"call {number}"))
         plan.batches.append(plan.note(f"batch {number}"))
-    plan.executor.wake()
+    plan.thread.wake()
     may_go_on.set()
     plan.finish()
 
@@ -76,26 +78,26 @@ def test_calls_and_batches_take_turns(plan: Plan) -> None:
 
 def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
     may_go_on = hold(plan)
-    made = [plan.executor.submit(plan.note(name), is_grouped=True) for name in "abc"]
+    made = [plan.thread.submit(plan.note(name), is_grouped=True) for name in "abc"]
     made[1].cancel()
     plan.batches += [plan.note("batch 0"), plan.note("batch 1")]
-    plan.executor.wake()
+    plan.thread.wake()
     may_go_on.set()
     made[2].result(PATIENCE_S)
-    plan.executor.submit(plan.note("d"), is_grouped=True).result(PATIENCE_S)
+    plan.thread.submit(plan.note("d"), is_grouped=True).result(PATIENCE_S)
     plan.finish()
 
     assert plan.done[:3] == ["batch 0", "a", "c"]
     assert sorted(plan.done[3:]) == ["batch 1", "d"]
 
 
-def test_a_closed_executor_cancels_its_calls_also_the_grouped_ones_and_ends(plan: Plan) -> None:
+def test_a_closed_thread_cancels_its_calls_also_the_grouped_ones_and_ends(plan: Plan) -> None:
     may_go_on = hold(plan)
-    made = [plan.executor.submit(plan.note(name), is_grouped=True) for name in "ab"]
-    made.append(plan.executor.submit(plan.note("too late")))
+    made = [plan.thread.submit(plan.note(name), is_grouped=True) for name in "ab"]
+    made.append(plan.thread.submit(plan.note("too late")))
     plan.batches.append(plan.note("batch"))
-    plan.executor.close()
-    made.append(plan.executor.submit(plan.note("c"), is_grouped=True))
+    plan.thread.close()
+    made.append(plan.thread.submit(plan.note("c"), is_grouped=True))
     may_go_on.set()
     for thread in plan.threads:
         thread.join(PATIENCE_S)
@@ -109,7 +111,7 @@ def test_a_wake_up_is_never_lost(plan: Plan) -> None:
     for _ in range(2000):
         done = threading.Event()
         plan.batches.append(done.set)
-        plan.executor.wake()
+        plan.thread.wake()
         assert done.wait(PATIENCE_S)
 
 
@@ -117,12 +119,12 @@ def test_the_time_since_the_present_work_began_is_known(plan: Plan) -> None:
     plan.finish()
     may_go_on = hold(plan)
 
-    before_s = plan.executor.busy_for_s
-    while plan.executor.busy_for_s <= before_s:
+    before_s = plan.thread.busy_for_s
+    while plan.thread.busy_for_s <= before_s:
         pass
     may_go_on.set()
     plan.finish()
-    while plan.executor.busy_for_s:  # the last call has only just returned
+    while plan.thread.busy_for_s:  # the last call has only just returned
         pass
 
     assert before_s > 0
@@ -131,19 +133,19 @@ def test_the_time_since_the_present_work_began_is_known(plan: Plan) -> None:
 def test_a_free_policy_can_be_reserved_for_the_calling_thread(plan: Plan) -> None:
     plan.finish()
     # The thread may be looking for work once more before it sleeps.
-    while not plan.executor.begin_inline():
+    while not plan.thread.begin_inline():
         pass
 
-    assert plan.executor.is_busy
-    plan.executor.end_inline()
-    assert not plan.executor.is_busy
+    assert plan.thread.is_busy
+    plan.thread.end_inline()
+    assert not plan.thread.is_busy
 
 
 def test_a_policy_with_other_work_cannot_be_reserved(plan: Plan) -> None:
     may_go_on = hold(plan)
-    assert not plan.executor.begin_inline()
-    plan.executor.submit(plan.note("next"))
-    assert not plan.executor.begin_inline()
+    assert not plan.thread.begin_inline()
+    plan.thread.submit(plan.note("next"))
+    assert not plan.thread.begin_inline()
     may_go_on.set()
     plan.finish()
 
@@ -151,11 +153,11 @@ def test_a_policy_with_other_work_cannot_be_reserved(plan: Plan) -> None:
 
 
 def test_calls_wait_while_the_policy_is_reserved(plan: Plan) -> None:
-    while not plan.executor.begin_inline():
+    while not plan.thread.begin_inline():
         pass
-    plan.executor.submit(plan.note("call"))
+    plan.thread.submit(plan.note("call"))
     plan.done.append("here")
-    plan.executor.end_inline()
+    plan.thread.end_inline()
     plan.finish()
 
     assert plan.done == ["here", "call"]
@@ -174,12 +176,12 @@ def test_calls_and_batches_that_raise_do_not_end_the_thread(
     def fail() -> None:
         raise Unprintable
 
-    failed = plan.executor.submit(fail)
+    failed = plan.thread.submit(fail)
     plan.batches.append(fail)
-    plan.executor.wake()
-    plan.executor.submit(plan.note("next"))
+    plan.thread.wake()
+    plan.thread.submit(plan.note("next"))
     plan.finish()
-    while plan.executor.busy_for_s:  # the last call has only just returned
+    while plan.thread.busy_for_s:  # the last call has only just returned
         pass
 
     assert plan.done == ["next"]
@@ -187,18 +189,18 @@ def test_calls_and_batches_that_raise_do_not_end_the_thread(
     assert caplog.text.count("the work of a policy has failed") == 1
 
 
-def test_a_policy_that_runs_on_after_the_end_of_its_executor_is_known() -> None:
-    executor, has_begun, may_end = PolicyExecutor(), threading.Event(), threading.Event()
+def test_a_policy_that_runs_on_after_the_end_of_its_thread_is_known() -> None:
+    thread, has_begun, may_end = PolicyThread(), threading.Event(), threading.Event()
 
     def hang() -> None:
         has_begun.set()
         may_end.wait(PATIENCE_S)
 
-    hanging = executor.submit(hang)
+    hanging = thread.submit(hang)
     assert has_begun.wait(PATIENCE_S)
-    executor.close()
+    thread.close()
 
     assert any_policy_runs()
     may_end.set()
     hanging.result(PATIENCE_S)
-    assert eventually(lambda: not executor.is_busy)
+    assert eventually(lambda: not thread.is_busy)

@@ -7,18 +7,18 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rlmesh_ray.server.model.batch_queue import BatchQueue
-from rlmesh_ray.server.model.batch_schema import PredictionRequest
+from rlmesh_ray.server.model.batcher import BatchQueue
+from rlmesh_ray.server.model.prediction_batch import PredictionRequest
 
 
 class Item(PredictionRequest):
     """A named item of the queue."""
 
     def __init__(self, group: str, route_key: str, num_rows: int, name: str) -> None:
-        schema: Any = SimpleNamespace(group=group)
+        route: Any = SimpleNamespace(group=group, key=route_key)
         slots: Any = range(num_rows)
         unused: Any = None
-        super().__init__(schema, b"", route_key, slots, unused, unused)
+        super().__init__(route, b"", slots, unused)
         self.group, self.num_rows, self.name = group, num_rows, name
 
 
@@ -268,12 +268,12 @@ def test_every_item_runs_once_oldest_first_and_in_the_order_of_its_route(
         waiting = set(range(len(arrivals))) - {int(each.name) for each in ran}
         assert int(batch[0].name) == min(waiting)
         assert len({each.group for each in batch}) == 1
-        assert len({each.route_key for each in batch}) == len(batch)
+        assert len({each.route.key for each in batch}) == len(batch)
         assert len(batch) == 1 or sum(each.num_rows for each in batch) <= max_rows
         ran += batch
         queue.done(0.0)
 
     assert sorted(int(each.name) for each in ran) == list(range(len(arrivals)))
     for route in "rstu":
-        numbers = [int(each.name) for each in ran if each.route_key == route]
+        numbers = [int(each.name) for each in ran if each.route.key == route]
         assert numbers == sorted(numbers)
