@@ -9,8 +9,8 @@ Rule 3: Close is answered after everything that came before it.
 Rule 4: nothing here blocks, reads a clock, logs, or decodes a payload.
 Rule 5: differences between the generations are data (``ModelRules``).
 
-The caller passes each message to ``receive`` and each result to ``complete``. Both return the
-responses to send, in order, and the requests to execute.
+The caller passes each message to ``receive``, and each result to ``complete`` in the order of
+completion. Both return what follows, in order: responses to send, and requests to execute.
 """
 
 import enum
@@ -59,6 +59,8 @@ SessionRequest = ModelRequest | ForgetEpisodes
 """The requests of a model session, in either generation."""
 SessionResponse = ModelResponse | EpisodesForgotten
 """The responses of a model session."""
+SessionEvent = SessionResponse | RouteRequest
+"""A response to send, or a request to execute: its result goes to ``ModelSession.complete``."""
 
 
 class RouteState(enum.Enum):
@@ -114,16 +116,6 @@ class _RouteQueue:
     waiting: deque[RouteRequest] = field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class ModelSessionOutput:
-    """Responses to send and requests to execute."""
-
-    responses: list[SessionResponse] = field(default_factory=list)
-    """Responses, to be sent in this order."""
-    ready: list[RouteRequest] = field(default_factory=list)
-    """Requests to execute; each result goes to ``complete``, in the order of completion."""
-
-
 class ModelSession:
     """State of one model stream.
 
@@ -147,20 +139,20 @@ class ModelSession:
     def num_routes(self) -> int:
         return len(self._routes)
 
-    def receive(self, request: SessionRequest | MalformedRequest) -> ModelSessionOutput:
-        output = ModelSessionOutput()
+    def receive(self, request: SessionRequest | MalformedRequest) -> list[SessionEvent]:
         if self._closing is not None or self.is_closed:
             reason = "the session is closing; nothing may follow Close"
-            output.responses.append(
+            return [
                 ModelFailed(request.request_id, ModelErrorCode.CLOSED, reason, is_recoverable=False)
-            )
-        elif isinstance(request, MalformedRequest):
-            output.responses.append(_invalid(request, request.reason))
-        elif request.request_id in self._outstanding:
-            output.responses.append(_invalid(request, "this request_id is still outstanding"))
-        elif isinstance(request, CloseModel):
+            ]
+        if isinstance(request, MalformedRequest):
+            return [_invalid(request, request.reason)]
+        if request.request_id in self._outstanding:
+            return [_invalid(request, "this request_id is still outstanding")]
+        following: list[SessionEvent] = []
+        if isinstance(request, CloseModel):
             self._closing = request
-            self._close_if_done(output)
+            self._close_if_done(following)
         elif isinstance(request, RouteRequest):
             self._outstanding.add(request.request_id)
             route_id = request.context.route_id
@@ -168,14 +160,14 @@ class ModelSession:
             if route is None:
                 route = self._routes[route_id] = _RouteQueue()
             route.waiting.append(request)
-            self._advance(route_id, output)
-        return output
+            self._advance(route_id, following)
+        return following
 
-    def complete(self, request: RouteRequest, response: SessionResponse) -> ModelSessionOutput:
-        """Process the result of a request that was ready.
+    def complete(self, request: RouteRequest, response: SessionResponse) -> list[SessionEvent]:
+        """Process the result of a request.
 
         Args:
-            request: The request.
+            request: One of the requests to execute.
             response: Its response: of the kind that answers it, or ModelFailed.
 
         Raises:
@@ -185,48 +177,45 @@ class ModelSession:
         route = self._routes.get(request.context.route_id)
         if route is None or route.in_progress is not request:
             raise LocalProtocolError("the request is not being executed", request.request_id)
-        if type(response) is not RESPONSE_TYPES[type(request)] and not isinstance(
-            response, ModelFailed
-        ):
+        has_failed = isinstance(response, ModelFailed)
+        if not (has_failed or type(response) is RESPONSE_TYPES[type(request)]):
             name = type(response).__name__
             raise LocalProtocolError(
                 f"{name} does not answer {type(request).__name__}", request.request_id
             )
         route.in_progress = None
-        if not isinstance(response, ModelFailed):
+        if not has_failed:
             route.state = self._requests[route.state][type(request)]
-        output = ModelSessionOutput()
-        self._answer(response, output)
-        self._advance(request.context.route_id, output)
-        return output
+        self._outstanding.discard(request.request_id)
+        following: list[SessionEvent] = [response]
+        self._advance(request.context.route_id, following)
+        return following
 
-    def _advance(self, route_id: str, output: ModelSessionOutput) -> None:
+    def _advance(self, route_id: str, following: list[SessionEvent]) -> None:
         route = self._routes[route_id]
         while route.waiting and route.in_progress is None:
             request = route.waiting.popleft()
             if type(request) in self._requests[route.state]:
                 route.in_progress = request
-                output.ready.append(request)
-            else:
-                refusal = ModelFailed(
+                following.append(request)
+                continue
+            self._outstanding.discard(request.request_id)
+            following.append(
+                ModelFailed(
                     request.request_id,
                     ModelErrorCode.NOT_CONFIGURED,
                     f"route {quoted(route_id)!r} is not configured; {self._remedy}",
                     is_recoverable=True,
                 )
-                self._answer(refusal, output)
+            )
         if route.state is RouteState.ABSENT and route.in_progress is None:
             del self._routes[route_id]
-
-    def _answer(self, response: SessionResponse, output: ModelSessionOutput) -> None:
-        self._outstanding.discard(response.request_id)
-        output.responses.append(response)
         if self._closing is not None:
-            self._close_if_done(output)
+            self._close_if_done(following)
 
-    def _close_if_done(self, output: ModelSessionOutput) -> None:
+    def _close_if_done(self, following: list[SessionEvent]) -> None:
         if self._closing is not None and not self._outstanding:
-            output.responses.append(ModelClosed(self._closing.request_id))
+            following.append(ModelClosed(self._closing.request_id))
             self.is_closed = True
             self._closing = None
 

@@ -44,8 +44,8 @@ from rlmesh_ray.protocol.model_session import (
     ForgetEpisodes,
     ModelRules,
     ModelSession,
-    ModelSessionOutput,
     RouteLanes,
+    SessionEvent,
     SessionResponse,
 )
 from rlmesh_ray.server.endpoint.calls import clipped, text_of
@@ -97,7 +97,7 @@ class ModelServerDialect(Protocol):
     """What an endpoint of a policy can do beyond the edition, in the generation's terms."""
     rules: ClassVar[ModelRules]
 
-    def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
+    def receive(self, session: ModelSession, frame: bytes) -> list[SessionEvent]:
         """Pass the requests in a frame to the session; return what follows, in this order."""
 
     def frame(self, response: SessionResponse) -> bytes | None:
@@ -133,8 +133,8 @@ class EditionModelServerDialect:
         # No method of its own: that would cost a call a message.
         self.frame: Callable[[Any], bytes] = edition.pack_response
 
-    def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
-        return [session.receive(edition.parse_request(frame))]
+    def receive(self, session: ModelSession, frame: bytes) -> list[SessionEvent]:
+        return session.receive(edition.parse_request(frame))
 
     def lanes(self, contract: EnvContract) -> RouteLanes:
         return ContractLanes(contract.num_envs)
@@ -484,21 +484,21 @@ class ModelStream:
         self.has_failed = True
         self._send(None)
 
-    def _follow(self, following: list[ModelSessionOutput]) -> None:
-        """Send the session's responses, begin its ready requests, and so on with their results."""
-        for output in following:  # which may grow on the way
-            for response in output.responses:
-                frame = self._frame(response)
-                if frame is not None:
-                    self._send(frame)
-                if isinstance(response, ModelFailed):
-                    self._batcher.sessions.errors[response.code.name] += 1
-                elif isinstance(response, ModelClosed):
-                    self._send(None)
-            for request in output.ready:
-                refusal = self._begin(request)
+    def _follow(self, following: list[SessionEvent]) -> None:
+        """Send the session's responses, begin its requests, and so on with their results."""
+        for event in following:  # which may grow on the way
+            if isinstance(event, RouteRequest):
+                refusal = self._begin(event)
                 if refusal is not None:
-                    following.append(self._session.complete(request, refusal))
+                    following += self._session.complete(event, refusal)
+                continue
+            frame = self._frame(event)
+            if frame is not None:
+                self._send(frame)
+            if isinstance(event, ModelFailed):
+                self._batcher.sessions.errors[event.code.name] += 1
+            elif isinstance(event, ModelClosed):
+                self._send(None)
         if not self._is_reading:
             self._end_if_done()
 
@@ -555,7 +555,7 @@ class ModelStream:
                     request.mirror,
                     tuple(later),
                 )
-            self._follow([self._session.complete(request, response)])
+            self._follow(self._session.complete(request, response))
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 
@@ -565,7 +565,7 @@ class ModelStream:
                 response = await self._answer(request)
             except RlmeshError as error:
                 response = self._failed(request, error)
-            self._follow([self._session.complete(request, response)])
+            self._follow(self._session.complete(request, response))
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 

@@ -29,8 +29,8 @@ from rlmesh_ray.protocol.model_session import (
     ForgetEpisodes,
     ModelRules,
     ModelSession,
-    ModelSessionOutput,
     RouteState,
+    SessionEvent,
     SessionRequest,
     SessionResponse,
 )
@@ -129,21 +129,21 @@ def test_each_request_moves_its_route_as_the_table_says(
     after = state
 
     if kind in table[state]:
-        assert output == ModelSessionOutput(ready=[request])
+        assert output == [request]
         failed = ModelFailed("r", ModelErrorCode.INTERNAL, "no", True)
         response = answer(request) if succeeds else failed
-        assert session.complete(request, response) == ModelSessionOutput([response])
+        assert session.complete(request, response) == [response]
         after = table[state][kind] if succeeds else state
     else:
-        (refusal,) = output.responses
+        (refusal,) = output
         assert isinstance(refusal, ModelFailed)
         assert (refusal.request_id, refusal.code) == ("r", ModelErrorCode.NOT_CONFIGURED)
         assert refusal.is_recoverable
         assert RULES[name].remedy in refusal.message
-        assert output.ready == []
 
     # A Predict shows the state of the route.
-    assert bool(session.receive(predict("after")).ready) == (after is RouteState.CONFIGURED)
+    (event,) = session.receive(predict("after"))
+    assert isinstance(event, Predict) == (after is RouteState.CONFIGURED)
 
 
 @pytest.mark.parametrize(("name", "late"), EVERYTHING)
@@ -161,22 +161,21 @@ def test_what_comes_while_its_route_works_waits_or_is_refused_at_once(
         then = session.complete(first, answer(first))
 
         if late is MalformedRequest:
-            assert [type(response) for response in at_once.responses] == [ModelFailed]
-            assert then == ModelSessionOutput([answer(first)])
+            assert [type(response) for response in at_once] == [ModelFailed]
+            assert then == [answer(first)]
         elif late is CloseModel:
-            assert at_once == ModelSessionOutput()
-            assert then == ModelSessionOutput([answer(first), ModelClosed("2")])
+            assert at_once == []
+            assert then == [answer(first), ModelClosed("2")]
         elif late in table[table[state][working]]:
-            assert at_once == ModelSessionOutput()
-            assert (then.responses, [ready.request_id for ready in then.ready]) == (
-                [answer(first)],
-                ["2"],
-            )
+            assert at_once == []
+            assert then[0] == answer(first)
+            assert isinstance(then[1], RouteRequest)
+            assert [event.request_id for event in then[1:]] == ["2"]
         else:
-            assert at_once == ModelSessionOutput()
-            assert [response.request_id for response in then.responses] == ["1", "2"]
-            assert isinstance(then.responses[1], ModelFailed)
-            assert then.responses[1].code is ModelErrorCode.NOT_CONFIGURED
+            assert at_once == []
+            assert [response.request_id for response in then] == ["1", "2"]
+            assert isinstance(then[1], ModelFailed)
+            assert then[1].code is ModelErrorCode.NOT_CONFIGURED
 
 
 @pytest.mark.parametrize(("name", "late"), EVERYTHING)
@@ -193,15 +192,14 @@ def test_nothing_may_follow_close_whether_or_not_it_has_been_answered(
 
     output = session.receive(message(late, "3"))
 
-    (refusal,) = output.responses
+    (refusal,) = output
     assert isinstance(refusal, ModelFailed)
     assert (refusal.request_id, refusal.code) == ("3", ModelErrorCode.CLOSED)
     assert not refusal.is_recoverable
-    assert output.ready == []
     assert session.is_closed != is_draining
     if is_draining:
         drained = session.complete(unfinished, answer(unfinished))
-        assert drained.responses == [answer(unfinished), ModelClosed("2")]
+        assert drained == [answer(unfinished), ModelClosed("2")]
 
 
 @pytest.mark.parametrize("late", [*KINDS, CloseModel])
@@ -215,12 +213,12 @@ def test_an_id_that_is_outstanding_is_refused_on_every_route_and_for_every_kind(
 
     output = session.receive(message(late, "1", route))
 
-    (refusal,) = output.responses
+    (refusal,) = output
     assert isinstance(refusal, ModelFailed)
     assert refusal.code is ModelErrorCode.INVALID_REQUEST
     assert refusal.is_recoverable
     assert session.num_outstanding == 1
-    assert session.complete(first, answer(first)) == ModelSessionOutput([answer(first)])
+    assert session.complete(first, answer(first)) == [answer(first)]
 
 
 @pytest.mark.parametrize("state", RouteState)
@@ -231,11 +229,11 @@ def test_only_an_answer_of_its_own_kind_completes_a_request(
 ) -> None:
     session = session_with(state, RELEASED_RULES)
     request = KINDS[request_kind]("1", "a")
-    is_working = bool(session.receive(request).ready)
+    is_working = session.receive(request) == [request]
     response = answer(KINDS[response_kind]("1", "a"))
 
     if is_working and response_kind is request_kind:
-        assert session.complete(request, response).responses == [response]
+        assert session.complete(request, response) == [response]
         return
     reason = "does not answer" if is_working else "not being executed"
     with pytest.raises(LocalProtocolError, match=reason):
@@ -247,8 +245,8 @@ def test_routes_that_are_gone_leave_nothing_behind() -> None:
     for number in range(3):
         for make in (predict, configure, close_route):
             request = make(f"{make.__name__}{number}", str(number))
-            for ready in session.receive(request).ready:
-                session.complete(ready, answer(ready))
+            if session.receive(request) == [request]:
+                session.complete(request, answer(request))
 
     assert session.num_routes == 0
 
@@ -256,7 +254,7 @@ def test_routes_that_are_gone_leave_nothing_behind() -> None:
 def test_a_predict_on_an_unconfigured_route_is_not_configured_and_recoverable() -> None:
     output = ModelSession().receive(predict("1"))
 
-    (response,) = output.responses
+    (response,) = output
     assert isinstance(response, ModelFailed)
     assert response.code is ModelErrorCode.NOT_CONFIGURED
     assert response.is_recoverable
@@ -268,7 +266,7 @@ def test_a_closed_route_is_unconfigured_again() -> None:
     session.receive(request)
     session.complete(request, answer(request))
 
-    (response,) = session.receive(predict("2")).responses
+    (response,) = session.receive(predict("2"))
 
     assert isinstance(response, ModelFailed)
     assert response.code is ModelErrorCode.NOT_CONFIGURED
@@ -280,7 +278,7 @@ def test_a_route_that_failed_to_configure_stays_unconfigured() -> None:
     session.receive(request)
     session.complete(request, ModelFailed("1", ModelErrorCode.INVALID_REQUEST, "no", True))
 
-    (response,) = session.receive(predict("2")).responses
+    (response,) = session.receive(predict("2"))
 
     assert isinstance(response, ModelFailed)
 
@@ -289,9 +287,9 @@ def test_requests_of_one_route_are_worked_on_one_at_a_time_in_order() -> None:
     session = configured()
     first, second = predict("1"), predict("2")
 
-    assert session.receive(first) == ModelSessionOutput(ready=[first])
-    assert session.receive(second) == ModelSessionOutput()
-    assert session.complete(first, answer(first)) == ModelSessionOutput([answer(first)], [second])
+    assert session.receive(first) == [first]
+    assert session.receive(second) == []
+    assert session.complete(first, answer(first)) == [answer(first), second]
 
 
 def test_routes_do_not_wait_for_each_other() -> None:
@@ -300,8 +298,8 @@ def test_routes_do_not_wait_for_each_other() -> None:
 
     session.receive(on_a)
 
-    assert session.receive(on_b).ready == [on_b]
-    assert session.complete(on_b, answer(on_b)).responses == [answer(on_b)]
+    assert session.receive(on_b) == [on_b]
+    assert session.complete(on_b, answer(on_b)) == [answer(on_b)]
 
 
 def test_what_waits_behind_a_close_route_is_refused_in_its_turn() -> None:
@@ -312,8 +310,8 @@ def test_what_waits_behind_a_close_route_is_refused_in_its_turn() -> None:
 
     output = session.complete(closing, answer(closing))
 
-    assert [response.request_id for response in output.responses] == ["1", "2"]
-    assert isinstance(output.responses[1], ModelFailed)
+    assert [response.request_id for response in output] == ["1", "2"]
+    assert isinstance(output[1], ModelFailed)
 
 
 def test_close_is_answered_after_everything_outstanding() -> None:
@@ -322,23 +320,23 @@ def test_close_is_answered_after_everything_outstanding() -> None:
     session.receive(on_a)
     session.receive(on_b)
 
-    assert session.receive(CloseModel("3")) == ModelSessionOutput()
-    assert session.complete(on_b, answer(on_b)).responses == [answer(on_b)]
-    assert session.complete(on_a, answer(on_a)).responses == [answer(on_a), ModelClosed("3")]
+    assert session.receive(CloseModel("3")) == []
+    assert session.complete(on_b, answer(on_b)) == [answer(on_b)]
+    assert session.complete(on_a, answer(on_a)) == [answer(on_a), ModelClosed("3")]
     assert session.is_closed
 
 
 def test_close_without_anything_outstanding_is_answered_at_once() -> None:
     session = configured()
 
-    assert session.receive(CloseModel("1")).responses == [ModelClosed("1")]
+    assert session.receive(CloseModel("1")) == [ModelClosed("1")]
 
 
 def test_nothing_may_follow_close() -> None:
     session = configured()
     session.receive(CloseModel("1"))
 
-    (response,) = session.receive(predict("2")).responses
+    (response,) = session.receive(predict("2"))
 
     assert isinstance(response, ModelFailed)
     assert response.code is ModelErrorCode.CLOSED
@@ -349,7 +347,7 @@ def test_an_outstanding_id_cannot_be_used_again() -> None:
     session = configured()
     session.receive(predict("1"))
 
-    (response,) = session.receive(predict("1")).responses
+    (response,) = session.receive(predict("1"))
 
     assert isinstance(response, ModelFailed)
     assert response.code is ModelErrorCode.INVALID_REQUEST
@@ -357,7 +355,7 @@ def test_an_outstanding_id_cannot_be_used_again() -> None:
 
 
 def test_an_unreadable_frame_is_answered() -> None:
-    (response,) = ModelSession().receive(MalformedRequest("1", "not a JoinRequest")).responses
+    (response,) = ModelSession().receive(MalformedRequest("1", "not a JoinRequest"))
 
     assert isinstance(response, ModelFailed)
     assert response.message == "not a JoinRequest"
@@ -394,10 +392,12 @@ def test_every_request_is_answered_once_and_in_order_on_its_route(actions, rando
     route_of: dict[str, str] = {}
     ready: list[RouteRequest] = []
 
-    def follow(output: ModelSessionOutput) -> None:
-        ready.extend(output.ready)
-        for response in output.responses:
-            answered.setdefault(route_of[response.request_id], []).append(response.request_id)
+    def follow(following: list[SessionEvent]) -> None:
+        for event in following:
+            if isinstance(event, RouteRequest):
+                ready.append(event)
+                continue
+            answered.setdefault(route_of[event.request_id], []).append(event.request_id)
 
     for number, (make, route) in enumerate(actions):
         request = make(str(number), route)

@@ -46,7 +46,7 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
     Step,
 )
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput, SessionResponse
+from rlmesh_ray.protocol.model_session import ModelSession, SessionEvent, SessionResponse
 from tests.reference_session import EnvEffect, EnvFailure, ReferenceSession, SimulatedStep
 from tests.unit.protocol.counted_session import CountedSession
 
@@ -283,21 +283,22 @@ class ModelWalk(RuleBasedStateMachine):
     def _outstanding(self) -> list[str]:
         return [request_id for request_id in self._kinds if request_id not in self._answers]
 
-    def _follow(self, output: ModelSessionOutput) -> None:
-        self._working += output.ready
-        for response in output.responses:
-            assert response.request_id not in self._answers, "answered twice"
-            self._answers[response.request_id] = [response]
-            self._order.append(response.request_id)
+    def _follow(self, following: list[SessionEvent]) -> None:
+        for event in following:
+            if isinstance(event, RouteRequest):
+                self._working.append(event)
+                continue
+            assert event.request_id not in self._answers, "answered twice"
+            self._answers[event.request_id] = [event]
+            self._order.append(event.request_id)
 
     def _assert_refused(
-        self, output: ModelSessionOutput, request_id: str, code: ModelErrorCode
+        self, following: list[SessionEvent], request_id: str, code: ModelErrorCode
     ) -> None:
-        (response,) = output.responses
+        (response,) = following
         assert isinstance(response, ModelFailed)
         assert (response.request_id, response.code) == (request_id, code)
         assert response.is_recoverable == (code is not ModelErrorCode.CLOSED)
-        assert output.ready == []
 
     @invariant()
     def each_route_is_served_in_its_order(self) -> None:

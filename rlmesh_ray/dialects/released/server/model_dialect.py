@@ -24,8 +24,8 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import CloseModel, Predicted, PredictSlot
 from rlmesh_ray.protocol.model_session import (
     ModelSession,
-    ModelSessionOutput,
     RouteLanes,
+    SessionEvent,
     SessionResponse,
     check_id_lengths,
 )
@@ -192,7 +192,7 @@ class ReleasedModelServerDialect:
         self._is_closing = False
         self._held = EpisodeLimit()
 
-    def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
+    def receive(self, session: ModelSession, frame: bytes) -> list[SessionEvent]:
         arrived_ns = time.perf_counter_ns()
         request = wire.parse_request(frame)
         decode_ns = time.perf_counter_ns() - arrived_ns
@@ -211,13 +211,13 @@ class ReleasedModelServerDialect:
             len(requests),
         )
         self._num_in_flight += 1
-        outputs = []
+        following: list[SessionEvent] = []
         for place, each in enumerate(requests):
             self._num_requests += 1
             own_id = str(self._num_requests)
             self._outstanding[own_id] = pending, place
-            outputs.append(session.receive(replace(each, request_id=own_id)))
-        return outputs
+            following += session.receive(replace(each, request_id=own_id))
+        return following
 
     def frame(self, response: SessionResponse) -> bytes | None:
         pending, place = self._outstanding.pop(response.request_id)

@@ -37,7 +37,7 @@ from rlmesh_ray.protocol.model_session import (
     EpisodesForgotten,
     ForgetEpisodes,
     ModelSession,
-    ModelSessionOutput,
+    SessionEvent,
     SessionResponse,
 )
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -118,8 +118,7 @@ class Stream:
         if not isinstance(request, bytes):
             assert not isinstance(request, MalformedRequest)
             request = wire.pack_request(request)
-        for output in self.dialect.receive(self.session, request):
-            self._follow(output)
+        self._follow(self.dialect.receive(self.session, request))
 
     def finish(
         self, which: int = 0, answer: Callable[[RouteRequest], SessionResponse] = done
@@ -129,12 +128,14 @@ class Stream:
         self._follow(self.session.complete(request, answer(request)))
         return request
 
-    def _follow(self, output: ModelSessionOutput) -> None:
-        for response in output.responses:
-            frame = self.dialect.frame(response)
+    def _follow(self, following: list[SessionEvent]) -> None:
+        for event in following:
+            if isinstance(event, RouteRequest):
+                self.working.append(event)
+                continue
+            frame = self.dialect.frame(event)
             if frame is not None:
                 self.frames.append(frame)
-        self.working += output.ready
 
 
 def predicted(request_id: str, asked: PredictContext, *actions: str) -> Predicted:
