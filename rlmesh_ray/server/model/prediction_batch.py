@@ -45,9 +45,9 @@ class Route:
         key: Names the route over all sessions.
         contract: Contract of its environment.
         codecs: Those of the client's dialect; of one dialect and space they are the same objects.
-        lanes: The lanes that its slots have.
+        lanes: Its lanes.
         policy_horizon: How many actions the policy returns for each row.
-        horizon: How many of these the route's client takes, from 1 to ``policy_horizon``.
+        horizon: How many of these the client takes, from 1 to ``policy_horizon``.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Route:
 
 @lru_cache(maxsize=256)
 def _shared(spec: SpaceSpec) -> SpaceSpec:
-    """Return an equal space, the same object each time: identical objects compare quickly."""
-    return spec
+    return spec  # the same object for equal spaces: identical objects compare quickly
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +89,8 @@ class PredictionRequest:
     slots: Sequence[PredictSlot]
     """At least one."""
     answer: "Callable[[PredictionRequest, Actions | RlmeshError, BatchRun], None]"
-    """Takes its actions (or its error) and its batch; called in the serving loop, unless the
-    request is cancelled before.
-
-    Must not raise: the other requests of the batch wait for their answers."""
+    """Takes its actions (or its error) and its batch, in the serving loop, unless the request is
+    cancelled before. Must not raise: the other requests of the batch wait for their answers."""
     arrived_ns: int = 0
     """When it was given to the batcher, by ``time.monotonic_ns``."""
     queue_ns: int = 0
@@ -107,27 +104,25 @@ def run_batch(
     *,
     is_repeatable: bool = False,
 ) -> Sequence[Actions | RlmeshError]:
-    """Have the policy choose actions for a batch. Never raises.
+    """Return each request's actions, or its error. Never raises.
 
     Args:
         policy: Not in use by another thread.
         requests: At least one, all of one group.
         run: The batch's times are added to it.
         is_repeatable: See ``PolicyTraits``.
-
-    Returns:
-        Each request's actions, or its error.
     """
     rows = None
+    counts = [len(each.slots) for each in requests]
     marks_ns = [time.perf_counter_ns()]
     try:
-        batch = _Batch(requests)
-        rows = batch.rows()
+        rows = _rows(requests, counts)
         marks_ns.append(time.perf_counter_ns())
-        actions = policy.predict(batch.route.contract, rows)
+        # Routes of one group share their spaces: the first one's stand for all.
+        actions = policy.predict(requests[0].route.contract, rows)
         marks_ns.append(time.perf_counter_ns())
         # The policy's return value may be anything, and raise when it is read.
-        return batch.answers(actions)
+        return _answers(requests, counts, actions)
     except BaseException as error:  # noqa: BLE001  # the policy may raise anything
         # Not kept in a variable: with its frames it would keep the observations, too.
         if len(requests) == 1:
@@ -148,145 +143,129 @@ def run_batch(
     ]
 
 
-class _Batch:
-    """Requests that the policy answers together.
+def _rows(requests: Sequence[PredictionRequest], counts: Sequence[int]) -> Rows:
+    """Return the observations as the policy takes them; takers of chunks are marked.
 
-    Args:
-        requests: At least one, all of one group.
+    Their arrays are writable and not shared, whether they come from one request or many.
+
+    Raises:
+        CodecError: An observation cannot be read, or is not in its space.
     """
+    data = [each.observation for each in requests]
+    readers = [each.route.codecs.observations for each in requests]
+    reader = readers[0]
+    # One reader for all is much cheaper; the requests of another dialect have another one.
+    if readers.count(reader) == len(readers):
+        columns = reader.join(data, counts)
+    else:
+        columns = join_each(readers, data, counts)
+    route = requests[0].route
+    try:
+        # The policy might remember a value that is not in the space.
+        route.observation_checker.check(columns)
+    except ConformanceError as error:
+        raise CodecError(
+            f"the observation does not fit {route.contract.id}'s observation space: "
+            f"{error.about('observation')}"
+        ) from error
+    columns = [
+        # A policy may write into its arrays, and not into a view of the message.
+        each if isinstance(each, tuple) or each.flags.writeable else each.copy()
+        for each in columns
+    ]
+    kinds = [RouteRows if each.route.horizon == 1 else ChunkRouteRows for each in requests]
+    routes = [kind(each.route.key, each.slots) for kind, each in zip(kinds, requests, strict=True)]
+    return Rows(unflatten(route.contract.observation_space, columns), routes)
 
-    def __init__(self, requests: Sequence[PredictionRequest]) -> None:
-        self._requests = requests
-        self.route = requests[0].route
-        """The other routes have its spaces, too."""
-        self._counts = [len(each.slots) for each in requests]
 
-    def rows(self) -> Rows:
-        """Return the observations as the policy takes them; takers of chunks are marked.
+def _answers(
+    requests: Sequence[PredictionRequest], counts: Sequence[int], actions: object
+) -> Sequence[Actions | RlmeshError]:
+    """Return as many actions for each request as its client takes, or the request's error.
 
-        Their arrays are writable and not shared, whether they come from one request or many.
-
-        Raises:
-            CodecError: An observation cannot be read, or is not in its space.
-        """
-        requests, counts = self._requests, self._counts
-        data = [each.observation for each in requests]
-        readers = [each.route.codecs.observations for each in requests]
-        reader = readers[0]
-        # One reader for all is much cheaper; the requests of another dialect have another one.
-        if readers.count(reader) == len(readers):
-            columns = reader.join(data, counts)
-        else:
-            columns = join_each(readers, data, counts)
-        route = self.route
-        try:
-            # The policy might remember a value that is not in the space.
-            route.observation_checker.check(columns)
-        except ConformanceError as error:
-            raise CodecError(
-                f"the observation does not fit {route.contract.id}'s observation space: "
-                f"{error.about('observation')}"
-            ) from error
-        columns = [
-            # A policy may write into its arrays, and not into a view of the message.
-            each if isinstance(each, tuple) or each.flags.writeable else each.copy()
-            for each in columns
-        ]
-        kinds = [RouteRows if each.route.horizon == 1 else ChunkRouteRows for each in requests]
-        routes = [
-            kind(each.route.key, each.slots) for kind, each in zip(kinds, requests, strict=True)
-        ]
-        return Rows(unflatten(route.contract.observation_space, columns), routes)
-
-    def answers(self, actions: object) -> Sequence[Actions | RlmeshError]:
-        """Return as many actions for each request as its client takes, or the request's error.
-
-        Args:
-            actions: What the policy returned for all requests; it may be anything.
-
-        Raises:
-            PolicyError: The number of actions differs from that of the rows or the horizon, or
-                their structure is not that of the action space.
-        """
-        route = self.route
-        try:
-            values = flatten(route.contract.action_space, actions)
-            if route.policy_horizon == 1:
-                return self._step_answers(values)
-            num_rows, horizon = sum(self._counts), route.policy_horizon
-            pairs = zip(route.action_leaves, values, strict=True)
-            by_leaf = [chunk_steps(leaf, value, num_rows, horizon) for leaf, value in pairs]
-        except ConformanceError as error:
-            raise self._policy_error(error) from error
-        horizons = [each.route.horizon for each in self._requests]
-        by_step = [
-            self._step_answers(values)
-            for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
-        ]
-        return [
-            _chunk(of_request[:horizon])
-            for of_request, horizon in zip(zip(*by_step, strict=True), horizons, strict=True)
-        ]
-
-    def _step_answers(self, values: Sequence[Any]) -> Sequence[bytes | RlmeshError]:
-        """Return each request's actions of one step as bytes, or the request's error.
-
-        Args:
-            values: What the policy returned for each leaf of the action space.
-
-        Raises:
-            PolicyError: The actions of all requests have a wrong dtype or number.
-        """
-        route, counts = self.route, self._counts
-        num_rows = sum(counts)
+    Raises:
+        PolicyError: What the policy returned is no batch of actions, of this number of rows and of
+            its horizon.
+    """
+    route = requests[0].route
+    try:
+        values = flatten(route.contract.action_space, actions)
+        if route.policy_horizon == 1:
+            return _step_answers(requests, counts, values)
+        num_rows, horizon = sum(counts), route.policy_horizon
         pairs = zip(route.action_leaves, values, strict=True)
+        by_leaf = [chunk_steps(leaf, value, num_rows, horizon) for leaf, value in pairs]
+    except ConformanceError as error:
+        raise _policy_error(route, error) from error
+    horizons = [each.route.horizon for each in requests]
+    by_step = [
+        _step_answers(requests, counts, values)
+        for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
+    ]
+    return [
+        _chunk(of_request[:horizon])
+        for of_request, horizon in zip(zip(*by_step, strict=True), horizons, strict=True)
+    ]
+
+
+def _step_answers(
+    requests: Sequence[PredictionRequest], counts: Sequence[int], values: Sequence[Any]
+) -> Sequence[bytes | RlmeshError]:
+    """Return each request's actions of one step as bytes, or the request's error.
+
+    Raises:
+        PolicyError: The actions of all requests have a wrong dtype or number.
+    """
+    route, num_rows = requests[0].route, sum(counts)
+    pairs = zip(route.action_leaves, values, strict=True)
+    try:
+        columns = [coerce(leaf, value, num_rows) for leaf, value in pairs]
+    except ConformanceError as error:
+        is_parted = all(isinstance(each, _ROWS) and len(each) == num_rows for each in values)
+        if len(counts) > 1 and is_parted:
+            answers = list(_answers_by_request(requests, counts, values))
+            if not all(has_wrong_dtype for _, has_wrong_dtype in answers):
+                return [answer for answer, _ in answers]
+        hint = ""
+        if is_parted:
+            hint = max(
+                horizon_hint(getattr(value, "shape", ()), (num_rows, *leaf.shape))
+                for leaf, value in zip(route.action_leaves, values, strict=True)
+            )
+        raise _policy_error(route, error, hint) from error
+    try:  # NaN, or not in the domain of a Discrete
+        route.action_checker.check(columns)
+    except ConformanceError as error:
+        if len(counts) == 1:
+            return [_policy_error(route, error)]
+        return [answer for answer, _ in _answers_by_request(requests, counts, columns)]
+    writers = [each.route.codecs.actions for each in requests]
+    writer = writers[0]
+    if writers.count(writer) == len(writers):
+        return writer.split(columns, counts)
+    return split_each(writers, columns, counts)
+
+
+def _answers_by_request(
+    requests: Sequence[PredictionRequest], counts: Sequence[int], values: Sequence[Any]
+) -> Iterator[tuple[bytes | RlmeshError, bool]]:
+    """Yield each request's answer, by itself, and whether it has a wrong dtype."""
+    for request, count, own in zip(requests, counts, split(values, counts), strict=True):
         try:
-            columns = [coerce(leaf, value, num_rows) for leaf, value in pairs]
-        except ConformanceError as error:
-            is_parted = all(isinstance(each, _ROWS) and len(each) == num_rows for each in values)
-            if len(counts) > 1 and is_parted:
-                answers = list(self._answers_by_request(values))
-                if not all(has_wrong_dtype for _, has_wrong_dtype in answers):
-                    return [answer for answer, _ in answers]
-            hint = ""
-            if is_parted:
-                hint = max(
-                    horizon_hint(getattr(value, "shape", ()), (num_rows, *leaf.shape))
-                    for leaf, value in zip(route.action_leaves, values, strict=True)
-                )
-            raise self._policy_error(error, hint) from error
-        try:  # NaN, or not in the domain of a Discrete
-            route.action_checker.check(columns)
-        except ConformanceError as error:
-            if len(counts) == 1:
-                return [self._policy_error(error)]
-            return [answer for answer, _ in self._answers_by_request(columns)]
-        writers = [each.route.codecs.actions for each in self._requests]
-        writer = writers[0]
-        if writers.count(writer) == len(writers):
-            return writer.split(columns, counts)
-        return split_each(writers, columns, counts)
+            (answer,) = _step_answers([request], [count], own)
+            yield answer, False
+        except PolicyError as error:
+            yield error, True
 
-    def _answers_by_request(
-        self, values: Sequence[Any]
-    ) -> Iterator[tuple[bytes | RlmeshError, bool]]:
-        """Yield each request's answer, by itself, and whether it has a wrong dtype."""
-        for request, own in zip(self._requests, split(values, self._counts), strict=True):
-            try:
-                (answer,) = _Batch([request])._step_answers(own)
-                yield answer, False
-            except PolicyError as error:
-                yield error, True
 
-    def _policy_error(self, error: ConformanceError, hint: str = "") -> PolicyError:
-        return PolicyError(
-            f"the policy's actions do not fit {self.route.contract.id}'s action space: "
-            f"{error.about('action')}{hint}"
-        )
+def _policy_error(route: Route, error: ConformanceError, hint: str = "") -> PolicyError:
+    return PolicyError(
+        f"the policy's actions do not fit {route.contract.id}'s action space: "
+        f"{error.about('action')}{hint}"
+    )
 
 
 def _chunk(steps: Sequence[bytes | RlmeshError]) -> Actions | RlmeshError:
-    """Return the actions of a request's steps, or the first error of them."""
     found: list[bytes] = []
     for step in steps:
         if isinstance(step, RlmeshError):
