@@ -39,18 +39,13 @@ _THREADS: "weakref.WeakSet[PolicyThread]" = weakref.WeakSet()
 def any_policy_runs() -> bool:
     """Return whether a policy of this process runs now, also one whose thread is closed.
 
-    Native code that runs in its thread aborts the process when the interpreter ends: it comes back
-    to an interpreter that is gone.
+    Its native code would abort the process: it comes back to an interpreter that has ended.
     """
     return any(thread.is_busy for thread in tuple(_THREADS))
 
 
 def as_policy_error(error: BaseException) -> RlmeshError:
-    """Return what code of the policy's author has raised as an RlmeshError.
-
-    Returns:
-        An RlmeshError as it was raised, or a PolicyError in place of anything else.
-    """
+    """Return an RlmeshError as it was raised, or a PolicyError in place of anything else."""
     if isinstance(error, RlmeshError):
         return error
     failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
@@ -71,10 +66,9 @@ class PolicyThread:
 
     Args:
         waiting: The requests that wait for a batch; without any, no batch runs.
-        run_batch: Runs the next batch in the thread; returns False when none is to run now.
+        run_batch: Runs the next batch; returns False when none is to run now.
         name: Of the thread.
-        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
-            stuck.
+        stuck_after_s: After how many seconds at one batch, or one call, the policy is stuck.
         torch_threads: How many threads torch uses for a batch or a call.
     """
 
@@ -87,7 +81,7 @@ class PolicyThread:
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         torch_threads: int = 1,
     ) -> None:
-        self.stuck_after_s = stuck_after_s
+        self._stuck_after_s = stuck_after_s
         self._blocked_for_s = self._blocked_report_until_s = 0.0
         self.torch_threads = torch_threads
         self._waiting = waiting
@@ -109,19 +103,18 @@ class PolicyThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the policy runs now, in this thread or inline. From any thread."""
+        """Whether the policy runs now, in this thread or inline."""
         return self._busy_since_s is not None
 
     @property
     def busy_for_s(self) -> float:
-        """Seconds since the policy's present work began; 0.0 when it has none. From any thread."""
+        """Seconds since the policy's present work began; 0.0 when it has none."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def health(self) -> Health:
-        """Return whether the policy makes progress. From any thread."""
         busy_for_s = self.busy_for_s
-        if busy_for_s > self.stuck_after_s:
+        if busy_for_s > self._stuck_after_s:
             return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
         if time.monotonic() < self._blocked_report_until_s:
             return Health(
@@ -134,15 +127,8 @@ class PolicyThread:
     ) -> Future[ResultT]:
         """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
 
-        The future raises an RlmeshError: the policy's own, or a PolicyError for anything else.
-        From any thread; grouped calls from the serving loop.
-
-        Args:
-            function: Code of the policy's author.
-            arguments: Its arguments.
-            is_grouped: Whether it runs in one turn with all grouped calls that wait. For quick
-                calls whose callers do not wait before they make the next one: only one turn stands
-                between two batches, so the queue would grow without end.
+        The future raises an RlmeshError (see ``as_policy_error``). From any thread; grouped calls,
+        which all run in one turn, from the serving loop.
         """
         future: Future[ResultT] = Future()
         self._futures.add(future)
@@ -160,6 +146,8 @@ class PolicyThread:
         if not is_grouped:
             self._calls.append(work)
         else:
+            # Callers do not wait before they make the next one, and only one turn stands between
+            # two batches: the queue would grow without end.
             self._grouped.append(work)
             if len(self._grouped) == 1:  # else the call that is already queued runs it, too
                 self._calls.append(self._run_grouped)
@@ -169,7 +157,6 @@ class PolicyThread:
         return future
 
     def wake(self) -> None:
-        """Have the thread look for new work; costs next to nothing if it will look anyway."""
         if not self._is_woken:
             self._is_woken = True
             self._wakeup.put(None)
@@ -185,24 +172,17 @@ class PolicyThread:
         return True
 
     def end_inline(self) -> None:
-        """End what ``begin_inline`` began.
-
-        Work that took too long was invisible to gRPC's health checks, since the serving loop did
-        not run meanwhile: ``health`` reports it for a moment afterwards.
-        """
         assert self._busy_since_s is not None, "begin_inline was called"
         now_s = time.monotonic()
         busy_for_s, self._busy_since_s = now_s - self._busy_since_s, None
         self._lock.release()
-        if busy_for_s > self.stuck_after_s:
+        if busy_for_s > self._stuck_after_s:
+            # gRPC's health checks did not see it, since the serving loop did not run meanwhile.
             self._blocked_for_s = busy_for_s
             self._blocked_report_until_s = now_s + _BLOCKED_REPORT_S
 
     def close(self) -> None:
-        """End the thread after its present work; waiting and later calls are cancelled.
-
-        Does not block.
-        """
+        """End the thread after its present work; waiting and later calls are cancelled."""
         self._is_closed = True
         self._wakeup.put(None)
         for future in tuple(self._futures):
@@ -222,14 +202,14 @@ class PolicyThread:
                 pass
 
     def _take_turn(self) -> bool:
-        """Run a call and a batch, if there are any; return whether there were."""
+        """Run a call and a batch, if there are any; return whether to look for more."""
         with self._lock:
             has_run = bool(self._calls)
             if has_run:
                 self._do(self._calls.popleft())
             if self._waiting:  # read without the batcher's lock: new requests wake the thread
                 has_run = self._do(self._run_batch) is not False or has_run
-        return has_run
+        return has_run and bool(self._calls or self._waiting)
 
     def _do(self, work: Callable[[], ResultT]) -> ResultT | None:
         self._busy_since_s = time.monotonic()
