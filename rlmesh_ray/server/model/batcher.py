@@ -61,7 +61,7 @@ _NUM_TO_PROVE_AGAIN = 1000
 class LatencyGate:
     """Decides from the latency of batches whether the serving loop may run the policy itself.
 
-    A thread of its own lets a policy hang without blocking the endpoint. For a small network it
+    In a thread, a policy may hang without blocking the endpoint. For a small network the thread
     costs several times what the network takes: two threads that compute by turns pass the
     interpreter's lock at each operation of torch, and the caches begin cold.
 
@@ -104,9 +104,6 @@ class BatchQueue:
 
     A request with more than ``max_rows`` rows is a batch by itself: requests are not split.
 
-    Args:
-        max_rows: Most rows in a batch of more than one request.
-        max_delay_s: Longest time for which a batch that could run waits for more requests.
     """
 
     def __init__(self, *, max_rows: int, max_delay_s: float = 0.0) -> None:
@@ -120,9 +117,7 @@ class BatchQueue:
     def delay_left_s(self, now_ns: int, num_routes: int) -> float:
         """Return for how many seconds the next batch waits for more requests; 0.0: for none.
 
-        Args:
-            now_ns: The present time, on the clock of the requests' arrivals.
-            num_routes: How many routes could have a request.
+        ``now_ns`` is by ``time.monotonic_ns``; ``num_routes`` are those that could have a request.
         """
         if not self.waiting:
             return 0.0
@@ -134,9 +129,9 @@ class BatchQueue:
         return left_ns * 1e-9 if num_rows < self._max_rows and len(routes) < num_routes else 0.0
 
     def next_batch(self, now_ns: int, num_routes: int = 0) -> list[PredictionRequest]:
-        """Take the batch to run now; empty when no request waits, or the batch waits for more.
+        """Take the batch to run now, while the policy is free.
 
-        To be called while the policy is free.
+        It is empty when no request waits, or the batch waits for more.
         """
         if not self.waiting or (self._max_delay_ns and self.delay_left_s(now_ns, num_routes)):
             return []
@@ -179,7 +174,7 @@ class Batcher:
         max_rows: Most rows in a batch that joins several requests.
         max_delay_s: Longest time for which a batch that could run waits for more requests.
         stuck_after_s: See ``PolicyThread``.
-        torch_threads: How many threads torch uses for a batch.
+        torch_threads: See ``PolicyThread``.
         name: Identifies the server in the answers to predictions.
     """
 
@@ -247,7 +242,7 @@ class Batcher:
         """The only space that the policy acts on; None: not known."""
 
     def statistics(self) -> ModelStatistics:
-        """Return the counters. From any thread."""
+        """From any thread, as ``facts`` and ``health``."""
         with self._lock:
             waiting = [len(request.slots) for request in self._queue.waiting]
         queue_s = histogram_of(DURATION_BOUNDS_NS, self._queue_ns.read(), NS_PER_S)
@@ -281,7 +276,6 @@ class Batcher:
         )
 
     def facts(self) -> PolicyFacts:
-        """Return a description of the policy. From any thread."""
         traits = traits_of(self._policy)
         observations, actions = (
             () if space is None else tuple(space_lines(space))
@@ -306,11 +300,8 @@ class Batcher:
         )
 
     def health(self) -> Health:
-        """Return whether the policy makes progress. From any thread.
-
-        A check of an environment that hangs keeps new clients waiting as a batch does.
-        """
         health = self.thread.health()
+        # A check of an environment that hangs keeps new clients waiting, as a batch does.
         return health if not health.is_serving else self._check_thread.health()
 
     async def configure(self, contract: EnvContract) -> None:
@@ -338,19 +329,17 @@ class Batcher:
         self.num_routes += 1
 
     def forget(self, route_key: str) -> "asyncio.Future[None]":
-        """End a route at once; return a future of the policy's call that frees its state.
+        """End a route immediately; return a future of the policy's call that frees its state.
 
-        The call runs after the batch that may be running. No other route may have the key.
-
-        Returns:
-            Raises the policy's RlmeshError; is cancelled when the batcher is closed before.
+        The call runs after the batch that may be running. The future raises the policy's
+        RlmeshError, and is cancelled when the batcher is closed before.
         """
         self.num_routes -= 1
         call = self.thread.submit(self._policy.forget, route_key, None, is_grouped=True)
         return asyncio.wrap_future(call)
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
-        """Free the policy's state of some lanes of a route, which goes on.
+        """Free the policy's state of some lanes of an open route.
 
         Raises:
             RlmeshError: The policy could not; it may remember some of them.
@@ -384,7 +373,6 @@ class Batcher:
             ) from None
 
     def close(self) -> None:
-        """End the threads after their present work; waiting calls are cancelled. Does not block."""
         self.thread.close()
         self._check_thread.close()
 
@@ -406,11 +394,7 @@ class Batcher:
             self._collect()
 
     def predict(self, request: PredictionRequest) -> bool:
-        """Have actions chosen, in one batch with other requests that wait.
-
-        Returns:
-            Whether it waits, so that ``cancel`` takes it; False: it has been answered.
-        """
+        """Have actions chosen; return whether the request waits, or has been answered already."""
         request.arrived_ns = time.monotonic_ns()
         self._num_new += 1
         if not self._is_collecting:
@@ -432,14 +416,12 @@ class Batcher:
         return True
 
     def cancel(self, request: PredictionRequest) -> None:
-        """Take a prediction back if it has not begun to run."""
         with self._lock:
             if request in self._queue.waiting:
                 del self._queue.waiting[request]
                 self._cancelled += 1
 
     def _replace_weights(self, weights: object, version: int | None) -> int:
-        """Replace the weights, in the policy's thread; return their version."""
         policy, present = self._policy, self.policy_version
         if not isinstance(policy, UpdatablePolicy):
             raise ConfigurationError(
@@ -460,10 +442,7 @@ class Batcher:
         asyncio.get_running_loop().call_soon(self._collect)
 
     def _collect(self) -> None:
-        """Take what has arrived; flush when that is enough, or when nothing more comes at once.
-
-        When every route has asked, nothing more can come.
-        """
+        """Take what has arrived; flush when every route has asked, or nothing more comes."""
         inbox, self._inbox = self._inbox, []
         self._is_alone = self.num_routes <= 1
         for take, data in inbox:
@@ -482,10 +461,7 @@ class Batcher:
             self._flush()
 
     def _flush(self) -> None:
-        """Run a batch: here, if the policy is fast and free, else in its thread.
-
-        If it waits for more requests, come back when it has waited.
-        """
+        """Run a batch here, if the policy is fast and free, else in its thread."""
         if self._has_delay:
             with self._lock:
                 left_s = self._queue.delay_left_s(time.monotonic_ns(), self.num_routes)
@@ -512,7 +488,7 @@ class Batcher:
             self._flush()
 
     def _run_inline(self, batch: Sequence[PredictionRequest]) -> None:
-        """Run a batch in the serving loop, for which the policy is reserved, and answer it."""
+        # After ``begin_inline``.
         try:
             answers, run = self._run(batch)
         finally:
@@ -520,7 +496,7 @@ class Batcher:
         self._answer(batch, answers, run)
 
     def _run_waiting(self) -> bool:
-        """Run the next batch in the policy's thread; return whether there was one."""
+        # In the policy's thread.
         with self._lock:
             batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
         if not batch:
@@ -544,11 +520,6 @@ class Batcher:
     def _run(
         self, batch: Sequence[PredictionRequest]
     ) -> tuple[Sequence[Actions | RlmeshError], BatchRun]:
-        """Run a batch; return the answers to its requests, and its facts.
-
-        Args:
-            batch: At least one request.
-        """
         begun_ns, num_rows = time.monotonic_ns(), 0
         for request in batch:
             request.queue_ns = waited_ns = begun_ns - request.arrived_ns

@@ -220,7 +220,6 @@ class ModelServer:
 
 
 def _message_limit(policy: Policy, max_batch_rows: int) -> int:
-    """Return the size of the largest message that an endpoint of ``policy`` accepts by default."""
     observation_space = traits_of(policy).observation_space
     if observation_space is None:
         return DEFAULT_MODEL_MESSAGE_BYTES

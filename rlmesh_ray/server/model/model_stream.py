@@ -75,10 +75,7 @@ _CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
 
 
 def failure_response(request_id: str, error: RlmeshError) -> ModelFailed:
-    """Return the answer to a request that failed with ``error``; the session goes on.
-
-    A fault of the policy is logged, and its traceback is part of the answer.
-    """
+    """Return the answer to a failed request; a policy's fault is logged, and has its traceback."""
     code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
     trace = ""
     if code is ModelErrorCode.INTERNAL:
@@ -101,10 +98,7 @@ class ModelServerDialect(Protocol):
         """Pass the requests in a frame to the session; return what follows, in this order."""
 
     def frame(self, response: SessionResponse) -> bytes | None:
-        """Return the frame that a response completes; None: it completes none yet.
-
-        There is one frame for each that has come in.
-        """
+        """Return the frame that a response completes: one for each that has come in, or None."""
 
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return the lanes of a route that is to be configured."""
@@ -162,10 +156,9 @@ class ModelRoutes:
 
     Args:
         batcher: Runs the policy.
-        make_lanes: Returns the lanes of a route, by its contract.
-        choose_codecs: Returns the codecs of its observations and actions, likewise.
-        keeps_same: Whether a route that is configured again for the same environment goes on as it
-            is.
+        make_lanes: See ``ModelServerDialect.lanes``.
+        choose_codecs: See ``ModelServerDialect.codecs``.
+        keeps_same: See ``ModelRules.keeps_same_route``.
     """
 
     def __init__(
@@ -195,7 +188,7 @@ class ModelRoutes:
 
         Args:
             route_id: The client's name for it.
-            contract: Contract in the request, if it is valid.
+            contract: An ``EnvContract``, if that in the request is valid.
             horizon: How many actions of each chunk the client wants; ignored where the policy
                 chooses one at a time.
             num_routes: Routes of the session, with this one and others that are being opened.
@@ -404,16 +397,10 @@ class ModelStream:
 
     @property
     def is_closed(self) -> bool:
-        """Whether Close has been answered."""
         return self._session.is_closed
 
     async def read(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
-        """Take requests until the client sends no more, or the endpoint wants to stop.
-
-        Args:
-            first: The first frame.
-            rest: The frames after it.
-        """
+        """Take requests until the client sends no more, or the endpoint wants to stop."""
         try:
             self._batcher.submit(self._take, first)
             del first
@@ -448,7 +435,6 @@ class ModelStream:
             self._fail()
 
     async def write(self, context: grpc.aio.ServicerContext) -> None:
-        """Send the responses, until there are no more to come."""
         loop = asyncio.get_running_loop()
         while True:
             while self._outbox:
@@ -503,7 +489,6 @@ class ModelStream:
             self._end_if_done()
 
     def _end_if_done(self) -> None:
-        """End the stream when nothing comes in any more and nothing is outstanding."""
         if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
             self._send(None)
 
