@@ -102,9 +102,7 @@ ClientTlsSource = ClientTls | RayTls
 def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
     """Return the TLS files on this node; None: no TLS.
 
-    Raises:
-        ConfigurationError: ``tls`` is of another type, or Ray's TLS is enabled and its files are
-            not named.
+    Raises ConfigurationError where Ray's TLS is enabled and its files are not named, too.
     """
     if isinstance(tls, RayTls):
         files = tls.files()
@@ -117,11 +115,7 @@ def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
 
 
 def file_path(name: str, value: str | os.PathLike[str]) -> Path:
-    """Return an option that names a file.
-
-    Raises:
-        ConfigurationError: It is neither a str nor a path.
-    """
+    """Return an option that names a file; raises ConfigurationError for anything else."""
     if not isinstance(value, str | os.PathLike):
         raise ConfigurationError(
             f"{name}={value!r:.40} names no file; give its path, as str or Path"
@@ -130,11 +124,7 @@ def file_path(name: str, value: str | os.PathLike[str]) -> Path:
 
 
 def read_pem(file: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ConfigurationError: It cannot be read, or it is not a regular file.
-    """
+    """Return the content of a regular file; raises ConfigurationError."""
     try:
         return read_file(file)
     except OSError as error:
@@ -170,11 +160,7 @@ def load_authority(context: ssl.SSLContext, authority: Path) -> None:
 
 
 def require_known_key(certificate: Path) -> None:
-    """Require a key type that BoringSSL supports; gRPC loads others, and each TLS handshake fails.
-
-    Raises:
-        ConfigurationError: The certificate has another type of key.
-    """
+    """Raise ConfigurationError for a key that gRPC loads, but that fails in each TLS handshake."""
     head, end, _ = read_pem(certificate).decode("latin-1").partition(_END)
     leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
     if not any(kind in leaf for kind in _KNOWN_KEYS):

@@ -44,8 +44,7 @@ class RayTls:
 def ray_tls_files(environ: Mapping[str, str] = os.environ) -> RayTlsFiles | None:
     """Return the files that Ray's variables name; None where Ray does not use TLS.
 
-    Raises:
-        ConfigurationError: Ray's TLS is enabled, and a variable is missing.
+    Raises ConfigurationError where its TLS is enabled, and a variable is missing.
     """
     if environ.get(_SWITCH, "0").lower() not in ("1", "true"):
         return None
@@ -59,11 +58,7 @@ def ray_tls_files(environ: Mapping[str, str] = os.environ) -> RayTlsFiles | None
 
 
 def require_ray_tls() -> RayTlsFiles:
-    """Return the files that Ray's variables name.
-
-    Raises:
-        ConfigurationError: Ray does not use TLS, or a variable is missing.
-    """
+    """Return the files that Ray's variables name; raises ConfigurationError without its TLS."""
     files = ray_tls_files()
     if files is None:
         raise ConfigurationError(

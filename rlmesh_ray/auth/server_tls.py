@@ -78,11 +78,9 @@ TlsSource = ServerTls | RayTls
 
 
 def resolve_server_tls(tls: TlsSource | None) -> ServerTls | None:
-    """Return the TLS files on this node; None: no TLS.
+    """Return the TLS files on this node, which can be loaded; None: no TLS.
 
-    Raises:
-        ConfigurationError: ``tls`` is of another type, a file cannot be used, or Ray's TLS is
-            enabled and its files are not named.
+    Raises ConfigurationError where Ray's TLS is enabled and its files are not named, too.
     """
     if isinstance(tls, RayTls):
         files = tls.files()

@@ -55,8 +55,7 @@ class TokenEntry:
 def bearer_value(token: str) -> str:
     """Return the value of the metadata entry ``authorization``.
 
-    Raises:
-        ConfigurationError: ``token`` is empty, or has characters that gRPC metadata cannot carry.
+    Raises ConfigurationError for an empty token, and one that gRPC metadata cannot carry.
     """
     if not isinstance(token, str):  # a caller may pass anything
         raise ConfigurationError(
@@ -71,29 +70,16 @@ def bearer_value(token: str) -> str:
 
 
 def required_role(method: str) -> TokenRole:
-    """Return the role that a call requires.
-
-    Args:
-        method: Full path of the call, such as ``/rlmesh.env.v1.EnvService/Join``.
-    """
+    """Return the role for a call's full path, such as ``/rlmesh.env.v1.EnvService/Join``."""
     if method.startswith(_PROBED):
         return TokenRole.PROBE
     return _OWN_ROLES.get(method.rpartition("/")[2], TokenRole.CLIENT)
 
 
 def parse_tokens(data: bytes, source: str) -> tuple[TokenEntry, ...]:
-    """Return the entries of a token file: on each line ``TOKEN`` or ``TOKEN ROLE``.
+    """Return the entries of a token file (see ``TokenFile``), called ``source`` in errors.
 
-    A token without a role allows everything. Empty lines and lines that begin with ``#`` are
-    ignored.
-
-    Args:
-        data: Content of the file.
-        source: Name of the file in error messages.
-
-    Raises:
-        ConfigurationError: A line is malformed, or there is none. The message names the line and
-            never quotes it: it may contain a token.
+    Raises ConfigurationError: it names the line and never quotes it, which may contain a token.
     """
     entries: dict[str, TokenEntry] = {}
     # Not splitlines, which also splits at form feeds and the like.
@@ -129,13 +115,8 @@ def _entry(words: list[str], where: str) -> TokenEntry:
 def derive_token(secret: str, endpoint_id: str, role: str = "client") -> str:
     """Return the token of one endpoint and role, by HMAC-SHA256 with ``secret`` as the key.
 
-    Each party that has the secret derives the tokens itself; a token reveals neither the secret nor
-    another token.
-
-    Args:
-        secret: Secret of a fleet; never Ray's token.
-        endpoint_id: Endpoint that accepts the token.
-        role: Role of the token there.
+    Each party that has the secret, which is never Ray's token, derives the tokens itself; a token
+    reveals neither the secret nor another token.
     """
     # None of the parts can contain the separator, so different parts give different texts.
     text = "\0".join((_PURPOSE, endpoint_id, role))
@@ -230,11 +211,7 @@ ServerToken = TokenSource | Literal[False] | None
 
 
 def client_token_of(source: TokenSource) -> str:
-    """Return the token that a client sends.
-
-    Raises:
-        ConfigurationError: The file cannot be used.
-    """
+    """Return the token that a client sends; raises ConfigurationError."""
     return source.client_token() if isinstance(source, TokenFile) else source
 
 
@@ -250,15 +227,8 @@ class TokenStore:
     """Maps accepted tokens to roles; reloads its file when that changes.
 
     Only digests are kept. While a changed file is unusable, the former tokens stay valid, and the
-    log says why. Use it from one thread at a time.
-
-    Args:
-        source: A token, which allows everything, or a token file.
-        clock: Monotonic time in seconds.
-
-    Raises:
-        ConfigurationError: A token cannot be carried in metadata, or is Ray's own; or the file
-            cannot be used.
+    log says why. Use it from one thread at a time. A token that metadata cannot carry, Ray's own
+    one, and an unusable file raise ConfigurationError.
     """
 
     def __init__(self, source: TokenSource, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -309,11 +279,7 @@ class TokenStore:
 
 
 def token_store(token: ServerToken) -> TokenStore | None:
-    """Return what tells valid tokens of an endpoint apart; None: it asks for none.
-
-    Raises:
-        ConfigurationError: As ``TokenStore``.
-    """
+    """Return the tokens of an endpoint; None: it asks for none. Raises ConfigurationError."""
     return None if token is None or token is False else TokenStore(token)
 
 
@@ -349,13 +315,10 @@ class PoolTokenFile(TokenFile):
 
 
 def registration_token(secret: str) -> str:
-    """Return the token that a pool's registrar requires.
+    """Return the token that a pool's registrar requires; raises ConfigurationError.
 
     It does not depend on the pool's name, so that an endpoint with the right secret and the wrong
     name gets an error message about the name.
-
-    Raises:
-        ConfigurationError: The secret is not a valid token, such as an empty one.
     """
     bearer_value(secret)
     return derive_token(secret, "pool", "register")
@@ -364,8 +327,7 @@ def registration_token(secret: str) -> str:
 def client_secret(secret: str, pool: str) -> str:
     """Return the secret for the clients of a pool, which allows no registration.
 
-    ``derive_token`` makes the token of each endpoint from it, by its full id. Training configs, and
-    so checkpoints, contain it instead of the pool's secret.
+    Training configs, and so checkpoints, contain it instead of the pool's secret.
     """
     return derive_token(secret, fleet_name_of_pool(pool), "clients")
 

@@ -77,11 +77,7 @@ def _forms() -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that ``text`` names.
-
-    Raises:
-        AddressError: ``text`` is no address of an endpoint, or its port is out of range.
-    """
+    """Return the address that ``text`` names; raises AddressError."""
     if not isinstance(text, str):
         raise AddressError(f"{text!r:.40} is not an address; {_forms()}")
     dialect = runner_dialect(text)

@@ -64,12 +64,8 @@ class Limit(NamedTuple):
 def name_limit(error: RlmeshError, limit: Limit, left_s: float | None = None) -> None:
     """Have a timeout name the seconds that the user has set, and the option to raise.
 
-    In place: a session keeps the error, too, as the reason of its end.
-
-    Args:
-        error: Of a request. Only one that is about its limit changes.
-        limit: What limits the request.
-        left_s: What was left of that; None: all.
+    In place: a session keeps the error, too, as the reason of its end. Errors that are not about
+    ``limit``, of which ``left_s`` was left (None: all), do not change.
     """
     named = f"within {limit.seconds:g} s"
     if isinstance(error, EndpointTimeoutError):
@@ -98,11 +94,7 @@ def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
 
 
 class _ClientSession:
-    """Whether a session may still be used.
-
-    Args:
-        address: The endpoint's address, for error messages.
-    """
+    """Whether a session with ``address`` may still be used."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -116,12 +108,7 @@ class _ClientSession:
         return self._end is not None
 
     def require_open(self) -> None:
-        """Make sure that a request may be sent.
-
-        Raises:
-            EndpointClosedError: The session was closed.
-            EndpointLostError: An error has ended it.
-        """
+        """Raise EndpointClosedError after ``close``, EndpointLostError after an error."""
         if self.is_closed:
             raise self.closed()
         if self._end is not None:
@@ -143,13 +130,7 @@ class _ClientSession:
 
 
 class EnvClientSession(_ClientSession):
-    """Requests and replies of one session with an EnvService; replies come in the requests' order.
-
-    Args:
-        num_lanes: Width of the session's vector.
-        capabilities: The capabilities that the endpoint offers.
-        address: The endpoint's address, for error messages.
-    """
+    """Requests and replies of a session with an EnvService; replies come in the requests' order."""
 
     def __init__(self, num_lanes: int, capabilities: Mapping[str, str], address: str) -> None:
         super().__init__(address)
@@ -168,8 +149,7 @@ class EnvClientSession(_ClientSession):
     def lanes_to_reset(self, lanes: Sequence[int]) -> tuple[int, ...]:
         """Return the lanes that a Reset names: none where all are meant, as every peer knows.
 
-        Raises:
-            ConfigurationError: The endpoint cannot reset single lanes.
+        Raises ConfigurationError where the endpoint cannot reset single lanes.
         """
         if tuple(lanes) == self._all_lanes:
             return ()
@@ -181,10 +161,7 @@ class EnvClientSession(_ClientSession):
         return tuple(lanes)
 
     def require_call(self, name: str) -> bool:
-        """Make sure that a method of the environments may be called now.
-
-        Args:
-            name: Name of the method or attribute.
+        """Make sure that a method or attribute of the environments may be called now.
 
         Returns:
             Whether the endpoint knows the session already. If not, a request must go first: the
@@ -214,16 +191,9 @@ class EnvClientSession(_ClientSession):
         return bool(self.num_received)
 
     def accept(self, response: EnvResponse, request_id: str, kind: type[ResponseT]) -> ResponseT:
-        """Return a reply that is the one to its request.
+        """Return a reply that is of the ``kind`` of its request; from Join or a direct connection.
 
-        Args:
-            response: The reply, from the Join stream or a direct connection.
-            request_id: Id of the request.
-            kind: Type that the reply must have.
-
-        Raises:
-            RemoteEnvError: The endpoint replied with an error.
-            RemoteProtocolError: The reply breaks the protocol.
+        Raises RemoteEnvError for an error of the endpoint, RemoteProtocolError for a wrong reply.
         """
         if response.request_id != request_id:
             raise self.broken(

@@ -276,13 +276,7 @@ class EpisodeCounterSource(Protocol):
 
 
 class EpisodeTracker:
-    """The tracked episodes of one session, by lane.
-
-    Args:
-        num_lanes: Width of the session's vector.
-        new_id: Returns a new episode id, never the same one twice.
-        counters: The counts of the lanes.
-    """
+    """The tracked episodes of one session, by lane; ``new_id`` never returns the same id twice."""
 
     def __init__(
         self, num_lanes: int, new_id: Callable[[], str], counters: EpisodeCounterSource
@@ -321,12 +315,7 @@ class EpisodeTracker:
     ) -> None:
         """Begin an episode in each of ``lanes``; one that was running is forgotten.
 
-        Args:
-            lanes: Lane indices.
-            seeds: Empty, or one for each of ``lanes``.
-            now_ns: Time since the epoch.
-            episode_ids: Ids of the new episodes, in the order of ``lanes``; missing and empty ones
-                are created.
+        Seeds are none, or one for each of ``lanes``. Missing and empty ids are created.
         """
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
@@ -343,12 +332,7 @@ class EpisodeTracker:
     ) -> tuple[EpisodeRecord, ...]:
         """Return the records of the episodes that the last request, a step, has ended.
 
-        Args:
-            terminated: One flag for each stepped lane.
-            truncated: One flag for each stepped lane.
-            final_infos: Last infos of the lanes that ended, by lane.
-            now_ns: Time since the epoch.
-            lanes: The stepped lanes; empty: all.
+        There is one flag for each stepped lane (none named: all); final infos are by lane.
         """
         if not (any(terminated) or any(truncated)):
             return ()
@@ -370,15 +354,9 @@ class EpisodeTracker:
         is_truncated: bool = False,
         is_before: bool = False,
     ) -> tuple[EpisodeRecord, ...]:
-        """Stop tracking in ``lanes``; return the records of the running episodes.
+        """Stop tracking in ``lanes``; return the records of the running episodes, without infos.
 
-        Their final infos are empty.
-
-        Args:
-            lanes: Lane indices.
-            now_ns: Time since the epoch.
-            is_truncated: The records' ``truncated`` flag.
-            is_before: Whether the counts before the last request apply: it ended the episodes.
+        With ``is_before`` the counts before the last request apply: it ended the episodes.
         """
         counts = self.counters.before if is_before else self.counters.now
         records = []
@@ -463,15 +441,8 @@ class EnvSession:
     def receive(self, request: EnvRequest | MalformedRequest, now_ns: int) -> EnvResponse | None:
         """Process the next message of the stream, in arrival order.
 
-        Args:
-            request: The message.
-            now_ns: Time since the epoch.
-
-        Returns:
-            The response, or None: execute ``pending``; ``complete`` returns the response.
-
-        Raises:
-            LocalProtocolError: The former request has not been completed.
+        Returns the response, or None: execute ``pending``; ``complete`` returns the response.
+        Raises LocalProtocolError where the former request has not been completed.
         """
         if self.pending is not None:
             raise LocalProtocolError("a request is already in progress", request.request_id)
@@ -500,8 +471,7 @@ class EnvSession:
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
         """Return the response to the request in progress, made from its ``outcome``.
 
-        Raises:
-            LocalProtocolError: No request is in progress, or ``outcome`` is of another kind.
+        Raises LocalProtocolError without such a request, and for an outcome of another kind.
         """
         request, self.pending = self.pending, None
         match request, outcome:

@@ -78,13 +78,9 @@ class HandshakeResponse:
 
 
 def edition_sha256(name: str) -> str:
-    """Return the sha256 of the edition text that an operator names.
+    """Return the sha256 of an edition text: 64 hexadecimal digits, or one of ``KNOWN_TEXTS``.
 
-    Args:
-        name: 64 hexadecimal digits, or one of ``KNOWN_TEXTS``.
-
-    Raises:
-        ConfigurationError: It is neither.
+    Raises ConfigurationError for another name.
     """
     digest = KNOWN_TEXTS.get(name, name).lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
@@ -100,11 +96,7 @@ def make_handshake_request(
 ) -> HandshakeRequest:
     """Return the offer of this package's clients.
 
-    Args:
-        client_name: Name of the program.
-        client_version: Version of the program.
-        capabilities: Optional features of the client; advisory.
-        text: The sha256 to present instead of this package's own, from ``edition_sha256``.
+    ``text`` is the sha256 to present instead of this package's own, from ``edition_sha256``.
     """
     newest = EDITIONS[-1]
     return HandshakeRequest(
@@ -128,13 +120,8 @@ def answer_handshake(
 ) -> HandshakeResponse:
     """Return the answer to ``offer``: the selected edition, or the reason of the refusal.
 
-    Args:
-        offer: The client's offer.
-        server_version: Version of this package.
-        capabilities: Optional features of the endpoint; advisory.
-        contract: The ``EnvContract`` of an EnvService, None for a ModelService.
-        accept_texts: The sha256 of texts to accept besides this package's own, from
-            ``edition_sha256``. The answer repeats the one that the client presents.
+    The contract is that of an EnvService. The sha256 in ``accept_texts`` (see ``edition_sha256``)
+    are accepted besides this package's own; the answer repeats the one that the client presents.
     """
     selected, reason = _select(offer, accept_texts)
     if selected is None:
@@ -166,9 +153,8 @@ def check_handshake_response(
 ) -> HandshakeResponse:
     """Return ``answer`` if it has selected an edition; for the client that sent ``offer``.
 
-    Raises:
-        HandshakeRefusedError: The server refused, selected an edition that was not offered, or has
-            another text of the edition.
+    Raises HandshakeRefusedError where the server refused, selected an edition that was not offered,
+    or has another text of the edition.
     """
     if not answer.compatible:
         reason = f"; the server says: {answer.error_message}" if answer.error_message else ""
@@ -248,9 +234,7 @@ def _server_remedy(peer_sha256: str) -> str:
 def _client_remedy(offer: HandshakeRequest, server_text: str) -> str:
     """Return the client's option that presents the server's text, where that is known.
 
-    Args:
-        offer: The refused offer.
-        server_text: The server's checksum, or an error message that quotes its first digits.
+    ``server_text`` is its checksum, or an error message that quotes the first digits.
     """
     own = EDITIONS[-1].spec_sha256
     if offer.spec_sha256 != own and own[:_SHOWN_DIGITS] in server_text:

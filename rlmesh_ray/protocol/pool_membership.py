@@ -70,15 +70,7 @@ class RegistrationRefused:
 
 
 def checked_name(name: str, what: str) -> str:
-    """Return ``name`` if it is a valid name of a pool or endpoint.
-
-    Args:
-        name: The name.
-        what: Name of the argument, for the message.
-
-    Raises:
-        ConfigurationError: ``name`` is not valid.
-    """
+    """Return a valid name of a pool or endpoint; ConfigurationError calls it ``what``."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{what}={name[:_QUOTE]!r} is no name: give {_NAME_RULE}")
     return name
@@ -108,16 +100,9 @@ def peer_host(peer: str) -> str:
 
 
 def validate_registration(request: RegistrationRequest, pool: str, seen_host: str) -> Address:
-    """Return the endpoint's address for clients.
+    """Return the endpoint's address for clients; ``seen_host`` is its peer address, or empty.
 
-    Args:
-        request: The endpoint's request.
-        pool: The registrar's pool.
-        seen_host: The peer address of the request; empty where it is no IP address.
-
-    Raises:
-        ConfigurationError: The request is for another pool, or has no valid id, or no address at
-            which clients could reach the endpoint.
+    Raises ConfigurationError for another pool, a bad id, and an address that clients cannot reach.
     """
     if request.pool != pool:
         raise ConfigurationError(

@@ -52,19 +52,11 @@ __all__ = [
 
 
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
-    """Return ``value`` at the leaf's exact dtype and shape.
+    """Return ``value`` at the leaf's exact dtype and shape; bounds are for ``validation.Checker``.
 
-    Bounds and domains are not checked here; see ``validation.Checker``.
-
-    Args:
-        leaf: The leaf that the value belongs to.
-        value: Array, scalar or sequence; for Text a string or a sequence of strings.
-        num_lanes: Number of lanes of a batch; None for the value of a single lane.
-
-    Returns:
-        For a batch a column: ``(num_lanes, *leaf.shape)``, or a tuple of strings. For one
-        lane ``leaf.shape``, a NumPy scalar for Discrete, or a string. An array that fits
-        already is returned itself.
+    For a batch of ``num_lanes`` that is a column: ``(num_lanes, *leaf.shape)``, or a tuple of
+    strings. For one lane (None) it is ``leaf.shape``, a NumPy scalar for Discrete, or a string. An
+    array that fits already is returned itself.
 
     Raises:
         ConformanceError: Wrong shape or not an array at all (``"structure"``), or a number
@@ -90,15 +82,8 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
 def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
     """Return an action of RLlib's in the leaf's shape: a number without an axis of length 1.
 
-    RLlib's modules give a Box of shape ``()`` the shape ``(1,)``.
-
-    Args:
-        leaf: The leaf that the value belongs to.
-        value: Of any shape; all others are returned unchanged.
-        num_axes: Number of axes before those of the leaf, such as 1 for a batch.
-
-    Raises:
-        ConformanceError: It is not an array, such as lists of unequal lengths.
+    RLlib's modules give a Box of shape ``()`` the shape ``(1,)``. ``num_axes`` stand before the
+    leaf's, such as 1 for a batch. Raises ConformanceError for lists of unequal lengths.
     """
     if leaf.shape or not isinstance(leaf.spec, BoxSpec):
         return value
@@ -109,8 +94,7 @@ def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
 def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
     """Return a leaf's value as an array, without the loss of integers beyond 2**53.
 
-    Raises:
-        ConformanceError: It is not an array, such as lists of unequal lengths.
+    Raises ConformanceError for what is not an array, such as lists of unequal lengths.
     """
     if isinstance(value, np.ndarray):
         if value.dtype != object:
@@ -201,13 +185,8 @@ def _texts(leaf: Leaf, value: Any, num_lanes: int) -> tuple[str, ...]:
 def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
     """Return the leaves of ``value``, unconverted, in the order of ``leaves(spec)``.
 
-    Args:
-        spec: Space of one lane.
-        value: Value of one lane, or a batch; keys that the space does not declare are left out.
-
-    Raises:
-        ConformanceError: ``"structure"``: a key is missing, a Tuple has the wrong arity, or
-            the value has no mapping or sequence where the space has one.
+    The value is a batch or that of one lane. Keys that the space does not declare are left out;
+    ConformanceError (``"structure"``) says what is missing, or has another form.
     """
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [value]
@@ -217,14 +196,9 @@ def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
 
 
 def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
-    """Nest ``leaf_values`` as ``spec`` does: dicts in spec order, tuples, bare leaves.
+    """Nest one value for each leaf as ``spec`` does: dicts in spec order, tuples, bare leaves.
 
-    Args:
-        spec: Space of one lane.
-        leaf_values: One entry for each leaf: columns, or values of one lane.
-
-    Raises:
-        ValueError: There are more or fewer values than leaves.
+    Raises ValueError for more or fewer values than leaves.
     """
     is_leaf = not isinstance(spec, (DictSpec, TupleSpec))
     expected = 1 if is_leaf else len(leaves(spec))
@@ -236,12 +210,7 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
 def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:
     """Return for each leaf the list of its values, one for each lane, unconverted.
 
-    Args:
-        spec: Space of one lane.
-        values: One value for each lane.
-
-    Raises:
-        ConformanceError: As ``flatten``, for the first value of another structure.
+    Raises ConformanceError as ``flatten``, for the first value of another structure.
     """
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [values]
@@ -252,9 +221,7 @@ def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:
 def by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
     """Yield the value of each lane as gymnasium's vectors hand it to their environments.
 
-    Args:
-        spec: Space of one lane.
-        columns: One column for each leaf; arrays of more than one axis yield views.
+    Arrays of more than one axis yield views.
     """
     if isinstance(spec, (DictSpec, TupleSpec)):
         return (_unflatten(spec, iter(values)) for values in zip(*columns, strict=True))
@@ -270,15 +237,7 @@ def empty_columns(spec: SpaceSpec, num_lanes: int) -> list[Column]:
 
 
 def stack(spec: SpaceSpec, values: Sequence[Any]) -> list[Column]:
-    """Return the columns of a batch with one lane for each of ``values``.
-
-    Args:
-        spec: Space of one lane.
-        values: One value for each lane.
-
-    Raises:
-        ConformanceError: A value has the wrong structure, shape or dtype.
-    """
+    """Return the columns of a batch with one lane for each value; raises ConformanceError."""
     columns: list[Column] = []
     for leaf, own in zip(leaves(spec), by_leaf(spec, values), strict=True):
         if leaf.dtype is None:
@@ -329,11 +288,7 @@ def _unflatten(spec: SpaceSpec, leaf_values: Iterator[Any]) -> Any:
 
 
 def concatenate(batches: Sequence[Sequence[Column]]) -> list[Column]:
-    """Return one batch with the lanes of all ``batches``, in order.
-
-    Args:
-        batches: At least one, all of one space. A single one is returned without a copy.
-    """
+    """Return one batch with the lanes of all ``batches``, in order; a single one is not copied."""
     if len(batches) == 1:
         return list(batches[0])
     joined: list[Column] = []
@@ -355,16 +310,9 @@ def split(columns: Sequence[Column], counts: Sequence[int]) -> list[list[Column]
 
 
 def chunk_steps(leaf: Leaf, value: Any, num_rows: int, horizon: int) -> list[Any]:
-    """Split one leaf's chunks by step: the batches ``(num_rows, *leaf.shape)``, unconverted.
+    """Split chunks ``(num_rows, horizon, *leaf.shape)`` by step, into batches, unconverted.
 
-    Args:
-        leaf: The leaf that the value belongs to.
-        value: Array or nested sequence ``(num_rows, horizon, *leaf.shape)``.
-        num_rows: Expected number of rows.
-        horizon: Expected number of steps.
-
-    Raises:
-        ConformanceError: It has another shape, or chunks of unequal length.
+    Raises ConformanceError for another shape, or chunks of unequal length.
     """
     wanted = (num_rows, horizon, *leaf.shape)
     problem = ""
@@ -410,14 +358,7 @@ def write_lane_values(
 ) -> Column:
     """Coerce one value for each of ``lanes`` and write it into ``column``.
 
-    Args:
-        leaf: The leaf of the column.
-        column: An array is changed in place.
-        lanes: Row indices.
-        values: One value for each of ``lanes``, unconverted.
-
-    Returns:
-        ``column``; a new tuple for text.
+    An array is changed in place and returned; for text the result is a new tuple.
 
     Raises:
         ConformanceError: As ``coerce``, for the first value that cannot be coerced; an array may

@@ -62,8 +62,7 @@ class EnvContract:
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
     """Require that two contracts agree in width, autoreset mode and spaces, as RLlib needs it.
 
-    Raises:
-        ContractMismatchError: They differ; the message names the differences, with both values.
+    Raises ContractMismatchError, which names the differences, with both values.
     """
     differences = [
         f"{name} = {other} where {own} is expected"
@@ -120,12 +119,7 @@ def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
 
 
 def describe_difference(expected: SpaceSpec, found: SpaceSpec) -> str:
-    """Return the differences of two spaces, as part of a sentence; empty where they are equal.
-
-    Args:
-        expected: The space of this side.
-        found: The space of the peer.
-    """
+    """Return how a peer's space differs, as part of a sentence; empty where it does not."""
     first: list[str] = []
     rest = 0
     for path, text in _differences(expected, found, ()):

@@ -79,13 +79,9 @@ def _path_characters(spec: SpaceSpec, characters: int = 0) -> int:
 def require_one_space(side: str, single: Space, batched: Space) -> None:
     """Require that all lanes of a vector have the same bounds; a contract has one space for all.
 
-    Args:
-        side: ``"observation"`` or ``"action"``, for the message.
-        single: Space of one lane.
-        batched: Space of all lanes; some vectors, such as EnvPool's, give that of one lane.
-
-    Raises:
-        UnsupportedSpaceError: They differ, as with gymnasium's ``observation_mode="different"``.
+    Some vectors, such as EnvPool's, give the space of one lane as ``batched``. Raises
+    UnsupportedSpaceError, as for gymnasium's ``observation_mode="different"``; ``side`` is
+    ``"observation"`` or ``"action"``.
     """
     if _lanes_differ(single, batched):
         raise UnsupportedSpaceError(
@@ -112,8 +108,7 @@ def _lanes_differ(single: Space, batched: Space) -> bool:
 def contract_of(env: Any) -> EnvContract:
     """Return the contract of ``env``: its own, or one made from its spaces.
 
-    Raises:
-        ConfigurationError: It is not an environment.
+    Raises ConfigurationError for what is not an environment.
     """
     if isinstance(env, EnvContract):
         return env
@@ -162,9 +157,7 @@ def env_spec(
 ) -> gymnasium.envs.registration.EnvSpec | None:
     """Return the spec of an environment as a client knows it; None where the endpoint told none.
 
-    Args:
-        contract: A peer's, which may say anything.
-        entry_point: What ``make`` calls; None: nothing can be made.
+    The contract is a peer's, and may say anything. Without an entry point ``make`` makes nothing.
     """
     fields: dict[str, Any] = {
         name: value

@@ -66,11 +66,7 @@ class ImageCodec:
 
     @classmethod
     def from_option(cls, option: object) -> Self:
-        """Return the codec that an option names, such as ``"jpeg:95"``, ``"png"`` or ``"webp:80"``.
-
-        Raises:
-            ConfigurationError: It names none.
-        """
+        """Return the codec of ``jpeg:95``, ``png`` or ``webp:80``; raises ConfigurationError."""
         text = option if isinstance(option, str) else ""
         found = re.fullmatch(r"(jpeg|png|webp)(?::(\d{1,3}))?", text)
         quality = int(found[2] or 0) if found else 0
@@ -85,11 +81,7 @@ class ImageCodec:
         return cls(found[1], quality)
 
     def encode(self, frames: NDArray[np.uint8]) -> list[bytes]:
-        """Return a file for each image.
-
-        Args:
-            frames: ``(num_images, height, width, channels)``.
-        """
+        """Return a file for each image of ``(num_images, height, width, channels)``."""
         from PIL import Image
 
         # The fast settings of each format; others gain little and take several times as long.
@@ -124,14 +116,9 @@ def image_leaves(spec: SpaceSpec) -> list[Leaf]:
 
 
 def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves of a space.
+    """Return the image leaves of a space, which ``option`` needs.
 
-    Args:
-        option: What needs one, for the message.
-        spec: The space.
-
-    Raises:
-        ConfigurationError: There is none; the message says why each leaf is not one.
+    Raises ConfigurationError where it has none, which says why each leaf is not one.
     """
     found = image_leaves(spec)
     if not found:
@@ -144,11 +131,7 @@ def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
 
 
 def require_codec(codec: ImageCodec, spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves of a space, which the codec can compress.
-
-    Raises:
-        ConfigurationError: It cannot, or there is none.
-    """
+    """Return the image leaves, which the codec can compress; raises ConfigurationError."""
     found = require_images(f"image_codec={codec.format!r}", spec)
     for leaf in found:
         if leaf.shape[-1] not in _CHANNELS[codec.format]:
@@ -162,12 +145,7 @@ def require_codec(codec: ImageCodec, spec: SpaceSpec) -> list[Leaf]:
 def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
     """Return the sizes that an option gives to image leaves, by the leaves' names.
 
-    Args:
-        resize: ``(height, width)`` for all image leaves, or a mapping of leaf names to such pairs.
-        spec: The space.
-
-    Raises:
-        ConfigurationError: It is neither, or a leaf does not exist or is not an image.
+    Raises ConfigurationError for what is not a ``Resize``, and for leaves that are not images.
     """
     if not isinstance(resize, Mapping):
         size = _as_size(resize)
@@ -204,9 +182,7 @@ def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size]) -> SpaceSpec:
 def resize_images(images: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
     """Return images at another size, bilinear with antialiasing (Pillow's), as a new array.
 
-    Args:
-        images: ``(..., height, width, channels)``; channels do not influence each other.
-        size: New height and width.
+    They are ``(..., height, width, channels)``; channels do not influence each other.
     """
     from PIL import Image
 
@@ -225,17 +201,10 @@ def resize_images(images: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
 def decode_images(
     format_: str, leaf: Leaf, files: Sequence[bytes], num_lanes: int
 ) -> NDArray[np.uint8]:
-    """Return the column of an image leaf. Sizes and modes are checked before pixels are decoded.
+    """Return the column of an image leaf, of a peer's files in the order of lanes.
 
-    Args:
-        format_: One of ``FORMATS``.
-        leaf: An image leaf.
-        files: The images of all lanes, in order, from the peer.
-        num_lanes: Number of lanes.
-
-    Raises:
-        ConformanceError: There are more or fewer files than images, or one is not a single image of
-            the leaf's size, or damaged; the message names the leaf and the row.
+    Sizes and modes are checked before pixels are decoded. ConformanceError names the leaf and the
+    row: there are more or fewer files than images, or one is not a single image of the leaf's size.
     """
     shape = leaf.shape[-3:]
     column = np.empty((num_lanes, *leaf.shape), np.uint8)
@@ -280,11 +249,7 @@ def _decode(format_: str, data: bytes, frame: NDArray[np.uint8]) -> None:
 
 
 def _check_file(format_: str, data: bytes, shape: Sequence[int]) -> None:
-    """Check what Pillow would not, or only after it has allocated memory for the pixels.
-
-    Raises:
-        ValueError: The file is refused; the text says why.
-    """
+    """Raise ValueError for what Pillow would not refuse, or only after it has allocated memory."""
     if len(data) > max_file_bytes(shape):
         raise ValueError(f"it has {len(data)} bytes, {max_file_bytes(shape)} are the limit")
     if format_ == "jpeg":

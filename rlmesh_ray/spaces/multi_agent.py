@@ -59,13 +59,10 @@ def is_agent_id(value: object, depth: int = 0) -> bool:
 
 
 def agent_keys(agent_ids: Iterable[AgentId]) -> dict[AgentId, str]:
-    """Return a unique key for each agent, for a lane's Dicts and infos.
+    """Return a unique key for each agent of a lane, for its Dicts and infos.
 
     The key of a string is the string itself; of 0 it is ``"0"``, of ``("car", 1)`` it is
     ``"car_1"``, each followed by underscores where another agent has that key already.
-
-    Args:
-        agent_ids: All agents of a lane, without duplicates.
     """
     agent_ids = list(agent_ids)
     taken = {_text(_to_plain(each)) for each in agent_ids if isinstance(each, str)} | {ALL_AGENTS}
@@ -81,11 +78,7 @@ def agent_keys(agent_ids: Iterable[AgentId]) -> dict[AgentId, str]:
 
 
 def describe_agents(keys: Mapping[AgentId, str]) -> dict[str, Any]:
-    """Return the metadata entry that describes a lane's agents, in plain values.
-
-    Args:
-        keys: The keys of all agents by id, in the order of the lane's arrays.
-    """
+    """Return the metadata entry that describes a lane's agents, in plain values and their order."""
     metadata: dict[str, Any] = {_KEYS: list(keys.values())}
     if not all(isinstance(agent_id, str) for agent_id in keys):
         metadata[_IDS] = [_to_plain(agent_id) for agent_id in keys]
@@ -124,11 +117,7 @@ def _from_plain(value: object) -> Any:
 
 
 def lane_observation_space(observations: DictSpec) -> DictSpec:
-    """Return the observation space of a multi-agent lane.
-
-    Args:
-        observations: The observation spaces of the agents, by key.
-    """
+    """Return a lane's observation space from those of its agents, by key."""
     num_agents = len(observations.items)
     flags = MultiBinarySpec(num_agents)
     bounds = (struct.pack("<d", -np.inf), struct.pack("<d", np.inf))

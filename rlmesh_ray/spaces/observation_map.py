@@ -142,11 +142,7 @@ class _Verb(NamedTuple):
 
 
 class _AppliedVerb:
-    """A verb with its sources and arguments.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-    """
+    """A verb with its sources and arguments; a wrong one raises ConfigurationError."""
 
     def __init__(self, name: str, sources: "Sequence[_Source]", words: Sequence[str]) -> None:
         self._verb, self._sources = _VERBS[name], sources
@@ -335,9 +331,8 @@ def _statistics(word: str) -> _Statistics:
 def _constants(saved: Any) -> NDArray[np.float64]:
     """Return numbers of a file as float64.
 
-    Raises:
-        ArithmeticError: One is beyond float64.
-        ValueError: One is not a number, such as a text or true, or float64 cannot hold it exactly.
+    Raises ArithmeticError for one beyond float64; ValueError for what is not a number, such as a
+    text or true, and where float64 cannot hold it exactly.
     """
     array = np.array(saved, object)
     for number in array.flat:
@@ -580,11 +575,7 @@ class ObservationMap:
 
 
 def as_observation_map(value: Any) -> ObservationMap | None:
-    """Return an option ``observation_map``: a map or its entries; None: no map.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
+    """Return an option ``observation_map``, a map or its entries; raises ConfigurationError."""
     return value if value is None or isinstance(value, ObservationMap) else ObservationMap(value)
 
 

@@ -76,16 +76,10 @@ class Violation:
 
 
 def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
-    """Return the columns of a batched value, at the exact dtypes of the space.
+    """Return the columns of a batched value, at the exact dtypes of the space of one lane.
 
-    Args:
-        spec: Space of one lane.
-        value: Batch in the form of gymnasium's vector environments: every leaf
-            ``(num_lanes, *shape)``, for Text a sequence of ``num_lanes`` strings.
-        num_lanes: Width of the batch.
-
-    Raises:
-        ConformanceError: Wrong structure or shape, or a number that its dtype cannot hold.
+    It has the form of gymnasium's vector environments: every leaf ``(num_lanes, *shape)``, for Text
+    a sequence of ``num_lanes`` strings. Raises ConformanceError as ``coerce`` does.
     """
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [coerce(leaves(spec)[0], value, num_lanes)]
@@ -94,12 +88,7 @@ def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
 
 
 class Checker:
-    """Checks batches of one space: structural rules always, range rules as ``validation`` says.
-
-    Args:
-        leaves_: Leaves of the space.
-        validation: Treatment of range violations.
-    """
+    """Checks batches of one space: structural rules always, range rules as ``validation`` says."""
 
     def __init__(self, leaves_: Sequence[Leaf], validation: ValidationMode) -> None:
         is_range_checked = validation is not ValidationMode.OFF
@@ -109,13 +98,9 @@ class Checker:
         self._is_strict = validation is ValidationMode.STRICT
 
     def check(self, columns: Sequence[Column]) -> list[Violation]:
-        """Check a batch.
+        """Return the range violations of a batch, at most one for each kind and leaf.
 
-        Args:
-            columns: One coerced column for each leaf.
-
-        Returns:
-            The range violations, at most one for each kind and leaf; empty unless the mode is WARN.
+        ``columns`` has a coerced one for each leaf. The result is empty unless the mode is WARN.
 
         Raises:
             ConformanceError: NaN, or an element outside the domain of its Discrete,
@@ -132,17 +117,9 @@ class Checker:
 
 
 def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Violation]:
-    """Check that rewards are finite, which no space demands and every learner needs.
+    """Check that rewards ``(num_lanes,)`` are finite, which no space demands and learners need.
 
-    Args:
-        rewards: ``(num_lanes,) float64``.
-        validation: Treatment of a reward that is not finite.
-
-    Returns:
-        The first violation in a list; empty unless the mode is WARN.
-
-    Raises:
-        ConformanceError: One is not finite, and the mode is STRICT (``"range"``).
+    With WARN the first violation is returned; with STRICT it raises ConformanceError (``"range"``).
     """
     is_finite = np.isfinite(rewards)
     if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
@@ -223,9 +200,7 @@ def _domain_rule(path: str, low: int, high: Any) -> tuple[_IsBroken, _Explain]:
 def _outside(low: Any, high: Any) -> _IsBroken:
     """Return the test whether a column leaves an interval.
 
-    Args:
-        low: Lower bound, a number or one for each element; None: every value of the dtype.
-        high: Upper bound, in the same form.
+    A bound is a number or one for each element; None: every value of the dtype is within.
     """
 
     def is_outside(column: NDArray[Any]) -> bool:
@@ -381,12 +356,7 @@ class WarningCounter:
 
 
 def warnings_info(found: Sequence[ConformanceWarning], num_lanes: int) -> dict[str, object]:
-    """Return warnings as infos of a vector: under ``WARNING_KEY`` a list for each lane with some.
-
-    Args:
-        found: At least one.
-        num_lanes: Width of the vector.
-    """
+    """Return warnings as infos of a vector: under ``WARNING_KEY`` a list for a lane with some."""
     by_lane: dict[int, list[ConformanceWarning]] = {}
     for warning in found:
         by_lane.setdefault(warning.lane, []).append(warning)
@@ -407,11 +377,7 @@ def warnings_as_texts(infos: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def warnings_as_maps(infos: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``infos`` with all warnings as one list of maps, as rlmesh 0.1.0 does.
-
-    Args:
-        infos: Of a vector, or of one of its lanes; returned itself if it has no warnings.
-    """
+    """Return infos, also of one lane, with all warnings as a list of maps, as rlmesh 0.1.0 has."""
     maps = [warning.entries for warning in _warnings_in(infos.get(WARNING_KEY))]
     rest = {key: value for key, value in infos.items() if key != f"_{WARNING_KEY}"}
     return {**rest, WARNING_KEY: maps} if maps else infos

@@ -8,16 +8,11 @@ from numpy.typing import NDArray
 
 
 def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
-    """Return the infos of one lane.
+    """Return the infos of one lane of a gymnasium vector environment.
 
-    Args:
-        infos: Infos of a gymnasium vector environment: arrays, sequences or nested mappings by
-            key, and under ``_key`` a boolean mask of the lanes that have it.
-        lane: Lane index.
-
-    Returns:
-        The lane's infos, with Python scalars where the array holds plain numbers. Keys without a
-        mask belong to all lanes and are kept unchanged.
+    A vector has arrays, sequences or nested mappings by key, and under ``_key`` a boolean mask of
+    the lanes that have it. Arrays of plain numbers become Python scalars. Keys without a mask
+    belong to all lanes and are kept unchanged.
     """
     own: dict[str, object] = {}
     for key, value in infos.items():
@@ -34,13 +29,7 @@ def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
 def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, object]:
     """Return the infos of some lanes, in the form that a vector of just these would give.
 
-    Args:
-        infos: See ``lane_info``.
-        lanes: Lane indices, in the order of the new vector.
-
-    Returns:
-        Values and masks with one entry for each of ``lanes``. Keys that none of them has are left
-        out; keys without a mask are kept unchanged.
+    Keys that none of them has are left out; keys without a mask are kept unchanged.
     """
     own: dict[str, object] = {}
     for key, value in infos.items():
@@ -57,10 +46,7 @@ def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, 
 def lane_entries(key: str, entries: Mapping[int, object], num_lanes: int) -> dict[str, object]:
     """Return an info of some lanes as gymnasium's vectors give it: an array and its mask.
 
-    Args:
-        key: Its name.
-        entries: By lane; no numbers and no mappings, for which gymnasium has other forms.
-        num_lanes: Width of the vector.
+    The entries are neither numbers nor mappings, for which gymnasium has other forms.
     """
     array, mask = np.full(num_lanes, None, object), np.zeros(num_lanes, np.bool_)
     for lane, entry in entries.items():
@@ -73,15 +59,9 @@ def with_arrays(
 ) -> dict[str, object]:
     """Return ``infos`` with an array, as gymnasium's vectors have it, for each value that has none.
 
-    Args:
-        infos: Infos over all lanes; see ``lane_info``.
-        shared: Keys of infos that an endpoint may give once for all of ``lanes``, without a mask.
-        lanes: The lanes that the response is about.
-        num_lanes: Width of the vector.
-
-    Returns:
-        The infos. Where a mask names lanes, but the value is not one per lane, such as the text
-        that replaces a value that is too large, it belongs to each of these lanes.
+    An endpoint may give the infos under ``shared`` keys once for all ``lanes`` of the response,
+    without a mask. Where a mask names lanes, but the value is not one per lane, such as the text
+    that replaces a value that is too large, it belongs to each of these lanes.
     """
     found = dict(infos)
     for key, value in infos.items():
@@ -100,13 +80,9 @@ def with_arrays(
 def merged_infos(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
     """Return the union of the infos that two steps of different lanes of a vector gave.
 
-    Args:
-        first: Infos over all lanes; see ``lane_info``.
-        second: Infos over all lanes; wins where both have a lane, or a key without a mask.
-
-    Returns:
-        Values and masks over all lanes. Values that fit into no common array become an array of
-        objects, with None in lanes that have none. Lists under a key without a mask are joined.
+    The second wins where both have a lane, or a key without a mask. Values that fit into no common
+    array become an array of objects, with None in lanes that have none. Lists under a key without a
+    mask are joined.
     """
     merged = dict(first)
     for key, value in second.items():
@@ -149,10 +125,7 @@ def _merged(
 
 
 def _flag(infos: Mapping[str, object], key: str, lane: int) -> bool | None:
-    """Return the entry of the mask of ``key`` for ``lane``; None without a valid mask.
-
-    A peer may send anything under ``_key``.
-    """
+    """Return the entry of the mask of ``key`` for ``lane``; None where a peer has sent no mask."""
     mask = infos.get(f"_{key}") if key in infos else None
     if not _has_entry(mask, lane):
         return None

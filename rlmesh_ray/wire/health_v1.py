@@ -33,9 +33,5 @@ def pack_response(status: int) -> bytes:
 
 
 def parse_response(data: bytes) -> int:
-    """Return the status in a HealthCheckResponse; other versions may send other numbers.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
+    """Return the status in a HealthCheckResponse; other versions may send other numbers."""
     return int(parse(health_pb2.HealthCheckResponse, data).status)

@@ -49,9 +49,7 @@ _SIZE = struct.Struct("<I")
 def offer(spec: SpaceSpec | None, *, resizes: bool = False) -> dict[str, str]:
     """Return a server's capability; none where it would be of no use.
 
-    Args:
-        spec: The only space of the observations that travel; None: there may be others.
-        resizes: Whether the server resizes the images that it sends.
+    ``spec`` is the only space of the observations that travel; None: there may be others.
     """
     if spec is not None and not image_leaves(spec):
         return {}
@@ -59,16 +57,9 @@ def offer(spec: SpaceSpec | None, *, resizes: bool = False) -> dict[str, str]:
 
 
 def require_offer(option: str, needed: str, offered: Mapping[str, str], address: str) -> None:
-    """Require that a server takes a format, or resizes.
+    """Require that a server takes the format that an option needs, or ``RESIZE``; empty: nothing.
 
-    Args:
-        option: Needs it, for the message.
-        needed: The format, or ``RESIZE``; empty: nothing.
-        offered: The server's capabilities.
-        address: The server's.
-
-    Raises:
-        ConfigurationError: It does not.
+    Raises ConfigurationError.
     """
     able = offered.get(IMAGE_CODEC, "")
     if needed and needed not in able.split(","):
@@ -81,11 +72,7 @@ def require_offer(option: str, needed: str, offered: Mapping[str, str], address:
 
 
 def require_room(spec: SpaceSpec, num_lanes: int) -> None:
-    """Require that a batch has no more pixels than may be decompressed.
-
-    Raises:
-        ConfigurationError: It has more.
-    """
+    """Raise ConfigurationError for a batch of more pixels than may be decompressed."""
     pixel_bytes = num_lanes * sum(leaf.lane_bytes for leaf in image_leaves(spec))
     if pixel_bytes > MAX_PIXEL_BYTES:
         raise ConfigurationError(
@@ -95,11 +82,7 @@ def require_room(spec: SpaceSpec, num_lanes: int) -> None:
 
 
 def codec_of(option: object, spec: SpaceSpec, num_lanes: int) -> ImageCodec:
-    """Return the codec that an option names for batches of a space.
-
-    Raises:
-        ConfigurationError: It names none, or one that does not fit.
-    """
+    """Return the codec that an option names for batches of a space; raises ConfigurationError."""
     codec = ImageCodec.from_option(option)
     require_codec(codec, spec)
     require_room(spec, num_lanes)
@@ -107,12 +90,7 @@ def codec_of(option: object, spec: SpaceSpec, num_lanes: int) -> ImageCodec:
 
 
 class ImageBatchCodec(BatchCodec):
-    """Codec of the batches of a space, with compressed images.
-
-    Args:
-        spec: Space of one lane, with at least one image leaf.
-        codec: Compresses images; of a reader, only its format matters.
-    """
+    """Codec of a space with images, which are compressed; of a reader, only the format matters."""
 
     def __init__(self, spec: SpaceSpec, codec: ImageCodec) -> None:
         self._spec = spec
@@ -188,11 +166,7 @@ def _image_codec(spec: SpaceSpec, option: str) -> BatchCodec:
 
 
 def observation_codec(contract: EnvContract) -> BatchCodec:
-    """Return the codec with which the client of a route encodes its observations.
-
-    Args:
-        contract: Contract of the route, as ``route_codecs`` accepts it.
-    """
+    """Return the codec with which the client of a route encodes its observations."""
     option = contract.metadata.get(IMAGE_CODEC)
     if option is None:
         return values.codec(contract.observation_space)
@@ -202,11 +176,7 @@ def observation_codec(contract: EnvContract) -> BatchCodec:
 def route_codecs(contract: EnvContract) -> ContractCodecs:
     """Return the codecs with which a server reads observations and writes actions on a route.
 
-    Actions are never compressed, although their space may have an image.
-
-    Raises:
-        ContractMismatchError: The contract names a codec of images that does not fit its
-            observation space.
+    Raises ContractMismatchError where the route's codec is not known, or does not fit its space.
     """
     codecs = ContractCodecs.made_by(values.codec, contract)
     option = contract.metadata.get(IMAGE_CODEC)
@@ -221,15 +191,10 @@ def route_codecs(contract: EnvContract) -> ContractCodecs:
 
 
 class SentImages:
-    """The images of a route or a session as they travel: resized, compressed, or both.
+    """How an endpoint sends images: new sizes by the leaves' names, then compressed.
 
-    Args:
-        contract: Contract of the environment.
-        codec: See ``ImageCodec.from_option``; None: pixels are not compressed.
-        sizes: New sizes of image leaves, by their names.
-
-    Raises:
-        ConfigurationError: The codec is not known, or does not fit the observation space.
+    ``codec`` is for ``ImageCodec.from_option``; None: pixels are not compressed. Raises
+    ConfigurationError for one that is not known, or does not fit the observation space.
     """
 
     def __init__(self, contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> None:
@@ -255,9 +220,7 @@ class SentImages:
 def session_images(contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> SentImages:
     """Return how the endpoint of an environment sends images, for both sides of a session.
 
-    Raises:
-        ConfigurationError: See ``SentImages``; or the images would be too large, or the endpoint
-            cannot resize them all.
+    Raises ConfigurationError for images that are too large, and where not all can be resized, too.
     """
     images = SentImages(contract, codec, sizes)
     if sizes and contract.autoreset_mode is AutoresetMode.SAME_STEP:
@@ -283,10 +246,9 @@ def session_metadata(
 def images_asked_for(
     metadata: Mapping[str, str | bytes], contract: EnvContract
 ) -> SentImages | None:
-    """Return what ``session_metadata`` ask for; None: images travel as they are.
+    """Return what ``session_metadata`` ask for; None: images travel unchanged.
 
-    Raises:
-        ConfigurationError: It is not possible.
+    Raises ConfigurationError for what is not possible.
     """
     codec, text = map(metadata.get, (IMAGE_CODEC_METADATA_KEY, IMAGE_SIZES_METADATA_KEY))
     if codec is None and text is None:

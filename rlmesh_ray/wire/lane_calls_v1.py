@@ -58,9 +58,8 @@ class CallFailed:
 def pack_call(call: LaneCall) -> bytes:
     """Return the frame of ``call``. Tuples among the arguments arrive as lists.
 
-    Raises:
-        CodecError: An argument has no wire form, all arguments together are too large, or a lane or
-            the deadline does not fit its field.
+    Raises CodecError for an argument without a wire form, too many of them, and a lane or deadline
+    that does not fit its field.
     """
     try:
         message = pb.CallRequest(
@@ -83,11 +82,7 @@ def pack_call(call: LaneCall) -> bytes:
 
 
 def parse_call(data: bytes) -> LaneCall:
-    """Return the call in ``data``.
-
-    Raises:
-        CodecError: ``data`` is no CallRequest, or has too many arguments or lanes.
-    """
+    """Return the call in ``data``; raises CodecError, also for too many arguments or lanes."""
     message = parse(pb.CallRequest, data)
     check_peer_nodes(message.arguments)
     return LaneCall(
@@ -117,11 +112,7 @@ def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
 
 
 def parse_response(data: bytes) -> tuple[Any, ...] | CallFailed:
-    """Return the results or the failure in ``data``.
-
-    Raises:
-        CodecError: ``data`` holds neither.
-    """
+    """Return the results or the failure in ``data``; raises CodecError."""
     message = parse(pb.CallResponse, data)
     match message.WhichOneof("kind"):
         case "results":

@@ -20,14 +20,10 @@ _NUMBERS = (int, float, np.number, np.bool_)
 
 
 def pack(value: object, encode: Callable[[Any], Any]) -> bytes:
-    """Return the bytes of a value.
+    """Return the bytes of maps, sequences, text, bytes and numbers.
 
-    Args:
-        value: Maps, sequences, text, bytes and numbers.
-        encode: Returns such a value for any other one, or raises TypeError.
-
-    Raises:
-        MissingPackageError: The package msgpack is not installed.
+    ``encode`` returns such a value for any other one, or raises TypeError. Raises
+    MissingPackageError without the package msgpack.
     """
     packed: bytes = _msgpack().Packer(default=encode, use_bin_type=True).pack(value)
     return packed
@@ -38,15 +34,9 @@ def unpack(
 ) -> Any:
     """Return the value in a message from a peer.
 
-    Args:
-        data: The message.
-        max_items: Most items of a list or a map.
-        max_values: Most lists, maps and items in the message; an array's numbers do not count.
-        read_map: Returns what a map stands for, or raises CodecError.
-
-    Raises:
-        CodecError: It is no msgpack, has an extension, or exceeds a limit.
-        MissingPackageError: The package msgpack is not installed.
+    ``max_values`` counts lists, maps and items, but not an array's numbers. ``read_map`` returns
+    what a map stands for, or raises CodecError; so does a message that is not msgpack, has an
+    extension, or exceeds a limit. Raises MissingPackageError without the package msgpack.
     """
     num_values = 0
 
@@ -94,15 +84,10 @@ def unpack(
 
 
 def array_of(dtype: np.dtype[Any], axes: object, data: object) -> NDArray[Any]:
-    """Return an array from a peer as a read-only view of its bytes.
+    """Return an array of plain numbers from a peer as a read-only view of its bytes.
 
-    Args:
-        dtype: One of plain numbers.
-        axes: Its shape, as the peer has sent it.
-        data: Its elements, likewise.
-
-    Raises:
-        CodecError: They are no shape and no bytes, or contradict each other.
+    Raises CodecError where ``axes`` and ``data`` are no shape and no bytes, or contradict each
+    other.
     """
     if (
         not isinstance(axes, list | tuple)
@@ -125,10 +110,7 @@ def holds_numbers(value: object) -> bool:
     """Tell whether a peer's value is an array, or has nothing but numbers at the bottom of lists.
 
     NumPy would make all items as wide as the longest text among them: of a kilobyte, gigabytes.
-
-    Raises:
-        ValueError: Lists are of unequal lengths.
-        RecursionError: They are nested too deep.
+    Raises ValueError for lists of unequal lengths, RecursionError where they are nested too deep.
     """
     if isinstance(value, np.ndarray):
         return True

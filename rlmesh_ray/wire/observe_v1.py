@@ -75,11 +75,7 @@ def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
 
 
 def parse_sessions(data: bytes) -> tuple[ObservedSession, ...]:
-    """Return the sessions in a ListResponse.
-
-    Raises:
-        CodecError: ``data`` is none, or its numbers of lanes contradict each other.
-    """
+    """Return the sessions in a ListResponse; raises CodecError, also for contradicting widths."""
     return tuple(map(_session, parse(pb.ListResponse, data).sessions))
 
 
@@ -92,11 +88,7 @@ def _session(message: pb.Session) -> ObservedSession:
 
 
 def pack_render_request(name: str, lane: int) -> bytes:
-    """Return the RenderRequest for a session's lane.
-
-    Raises:
-        CodecError: ``lane`` does not fit its field.
-    """
+    """Return the RenderRequest for a session's lane; raises CodecError for one beyond its field."""
     try:
         return pb.RenderRequest(name=as_utf8(name), lane=lane).SerializeToString()
     except (TypeError, ValueError) as error:
@@ -104,11 +96,7 @@ def pack_render_request(name: str, lane: int) -> bytes:
 
 
 def parse_render_request(data: bytes) -> tuple[str, int]:
-    """Return session name and lane in a RenderRequest.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
+    """Return session name and lane in a RenderRequest; raises CodecError."""
     message = parse(pb.RenderRequest, data)
     return message.name, message.lane
 
@@ -118,11 +106,6 @@ def pack_png(png: bytes) -> bytes:
 
 
 def parse_png(data: bytes) -> bytes:
-    """Return the PNG in a RenderResponse.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
     return parse(pb.RenderResponse, data).png
 
 
@@ -141,11 +124,7 @@ def pack_statistics(endpoints: Iterable[EndpointStatistics]) -> bytes:
 
 
 def parse_statistics(data: bytes) -> tuple[EndpointStatistics, ...]:
-    """Return the endpoints in a StatisticsResponse.
-
-    Raises:
-        CodecError: ``data`` is none, or has no JSON objects.
-    """
+    """Return the endpoints in a StatisticsResponse; raises CodecError, also for other JSON."""
     return tuple(map(_statistics, parse(pb.StatisticsResponse, data).endpoints))
 
 

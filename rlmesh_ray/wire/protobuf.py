@@ -22,16 +22,10 @@ MOST_PARTS = 2**16 + 2**12
 
 
 def parse(kind: type[MessageT], data: bytes, *, most_parts: int | None = MOST_PARTS) -> MessageT:
-    """Return the message of type ``kind`` that ``data`` holds.
+    """Return the message of type ``kind`` that ``data`` holds, from a peer; raises CodecError.
 
-    Args:
-        kind: Type of the message.
-        data: The message.
-        most_parts: Limit for a message of some megabytes; None: none. A message is parsed in one
-            call that no other thread interrupts, and can take 25 times its bytes.
-
-    Raises:
-        CodecError: ``data`` holds none, or one of too many parts.
+    A message is parsed in one call that no other thread interrupts, and can take 25 times its
+    bytes: of some megabytes it may have ``most_parts`` (None: without a limit).
     """
     if most_parts is not None and len(data) > _LARGE_BYTES:
         _check_parts(kind.DESCRIPTOR, data, most_parts)
@@ -43,11 +37,7 @@ def parse(kind: type[MessageT], data: bytes, *, most_parts: int | None = MOST_PA
 
 
 def _check_parts(root: Descriptor, data: bytes, most_parts: int) -> None:
-    """Count the fields of a message and of those in it.
-
-    Raises:
-        CodecError: There are too many, or the message is malformed.
-    """
+    """Count the fields of a message and of those in it; raises CodecError for too many."""
     num_left = most_parts
     unseen = [(root, 0, len(data))]
     try:
@@ -79,9 +69,7 @@ _SIZES = {1: 8, 5: 4}
 def size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
     """Return the length of a value, and where it begins; a varint is skipped, and has 0 left.
 
-    Raises:
-        IndexError: ``data`` ends before.
-        KeyError: There is no such wire type here.
+    Raises IndexError where ``data`` ends before, KeyError for a wire type that is not used here.
     """
     if kind == _BYTES:
         return varint_at(data, at)
@@ -119,8 +107,7 @@ of them: a client can claim any number in one request."""
 def few(values: Sequence[T], what: str, most: int = MAX_LANES) -> tuple[T, ...]:
     """Return the values of a repeated field of a message from a peer.
 
-    Raises:
-        CodecError: There are more than ``most``, which would keep every other session waiting.
+    Raises CodecError for more than ``most``, which would keep every other session waiting.
     """
     if len(values) > most:
         raise CodecError(f"{len(values)} {what}, and {most} are the limit")
@@ -175,10 +162,7 @@ Readers = Mapping[str, Callable[[Any], T]]
 def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | MalformedRequest:
     """Return the request in ``data``. Never raises: every frame gets an in-band response.
 
-    Args:
-        frame: The message class, with ``request_id`` and the oneof ``kind``.
-        readers: Decoders, which may raise CodecError.
-        data: Bytes from the peer.
+    ``frame`` has ``request_id`` and the oneof ``kind``; the readers may raise CodecError.
     """
     try:
         message: Any = parse(frame, data)
@@ -194,11 +178,7 @@ def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | 
 
 
 def read_response(frame: type[Message], readers: Readers[T], data: bytes) -> T:
-    """Return the response in ``data``; arguments as for ``read_request``.
-
-    Raises:
-        CodecError: ``data`` is no response, or one of an unknown kind.
-    """
+    """Return the response in ``data``; arguments as for ``read_request``. Raises CodecError."""
     # Infos may have very many values, and the client has chosen the server.
     message: Any = parse(frame, data, most_parts=None)
     kind = message.WhichOneof("kind")

@@ -20,11 +20,7 @@ _MAX_MESSAGE = 2000
 
 
 def pack_registration(request: RegistrationRequest) -> bytes:
-    """Return the AttendRequest of an endpoint.
-
-    Raises:
-        CodecError: A number does not fit its field.
-    """
+    """Return the AttendRequest of an endpoint; raises CodecError for a number beyond its field."""
     try:
         message = pb.AttendRequest(
             pool=as_utf8(request.pool),
@@ -40,11 +36,6 @@ def pack_registration(request: RegistrationRequest) -> bytes:
 
 
 def parse_registration(data: bytes) -> RegistrationRequest:
-    """Return the request in an AttendRequest.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
     message = parse(pb.AttendRequest, data)
     return RegistrationRequest(
         message.pool,
@@ -68,11 +59,7 @@ def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) 
 
 
 def parse_registration_reply(data: bytes) -> RegistrationAccepted | RegistrationRefused:
-    """Return the answer in an AttendResponse; a refusal of an unknown kind is NOT_NOW.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
+    """Return the answer in an AttendResponse; raises CodecError for neither kind of answer."""
     message = parse(pb.AttendResponse, data)
     match message.WhichOneof("kind"):
         case "registered":

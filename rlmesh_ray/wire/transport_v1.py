@@ -14,11 +14,7 @@ def pack_request(timeout_ms: int) -> bytes:
 
 
 def parse_request(data: bytes) -> int:
-    """Return the timeout of steps in an OpenTcpRequest.
-
-    Raises:
-        CodecError: ``data`` is none.
-    """
+    """Return the timeout of steps in an OpenTcpRequest, in ms; raises CodecError."""
     return parse(pb.OpenTcpRequest, data).timeout_ms
 
 
@@ -30,8 +26,7 @@ def pack_response(ticket_id: bytes, key: bytes, endpoint: str) -> bytes:
 def parse_response(data: bytes, id_bytes: int, key_bytes: int) -> tuple[bytes, bytes, str]:
     """Return id, key and endpoint of the ticket in an OpenTcpResponse.
 
-    Raises:
-        CodecError: ``data`` is none, or its id or key has another size.
+    Raises CodecError, also for an id or key of another size.
     """
     message = parse(pb.OpenTcpResponse, data)
     if len(message.ticket_id) != id_bytes or len(message.key) != key_bytes:

@@ -50,14 +50,10 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
-    """Return the frame of ``response``.
+    """Return the frame of ``response``; ``tag_arrays``: to a peer with the capability NDARRAY.
 
     Its infos may take twice the bytes of its observation and 64 MiB more; values beyond that
     become text, since peers accept ``limits.max_response_bytes``.
-
-    Args:
-        response: The response.
-        tag_arrays: Whether the peer has the capability NDARRAY.
     """
     if isinstance(response, StepDone):
         has_extras = response.infos or response.completed_episodes
@@ -173,16 +169,10 @@ def record_fields(record: EpisodeRecord, tag_arrays: bool, budget: MetaBudget) -
 def pack_request(
     request: EnvRequest, *, tag_arrays: bool = True, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> bytes:
-    """Return the frame of ``request``.
+    """Return the frame of ``request``, for a peer that accepts ``max_bytes``.
 
-    Args:
-        request: The request.
-        tag_arrays: Whether the peer has the capability NDARRAY; else options have no arrays.
-        max_bytes: The largest frame that the peer accepts.
-
-    Raises:
-        CodecError: A seed, index or deadline does not fit its field, an option cannot travel, or
-            the frame is too large.
+    Options have arrays only where the peer has the capability NDARRAY (``tag_arrays``). Raises
+    CodecError for numbers beyond their fields, options that cannot travel and too large a frame.
     """
     try:
         if (
@@ -201,11 +191,7 @@ def pack_request(
 
 
 def parse_response(data: bytes) -> EnvResponse:
-    """Return the response in ``data``.
-
-    Raises:
-        CodecError: ``data`` is no response, or one of an unknown kind.
-    """
+    """Return the response in ``data``; raises CodecError."""
     try:
         return parse_step_done(data)
     except FastCodecMiss:
@@ -350,8 +336,7 @@ _CACHED_BYTES = 2**16
 def pack_step(request: Step) -> bytes:
     """Return the frame of ``request``, without lanes and with a deadline of 0 or more.
 
-    Raises:
-        ValueError: The request id has no UTF-8 form.
+    Raises ValueError where the request id has no UTF-8 form.
     """
     head, tail = _around_action(len(request.action), request.timeout_ms)
     request_id = field(b"\x52", request.request_id.encode())  # JoinRequest.request_id
@@ -368,9 +353,7 @@ def _around_action(size: int, timeout_ms: int) -> tuple[bytes, bytes]:
 def pack_step_done(response: StepDone, extras: bytes) -> bytes:
     """Return the frame of ``response``.
 
-    Args:
-        response: The response; its infos and completed episodes are not encoded here.
-        extras: Its infos and completed episodes, as encoded fields of a ``StepResponse``.
+    ``extras`` are its infos and completed episodes, as encoded fields of a ``StepResponse``.
     """
     observation = response.observation
     rewards = struct.pack(f"<{len(response.rewards)}d", *response.rewards)
@@ -420,11 +403,7 @@ class FastCodecMiss(Exception):
 
 
 def parse_step_done(data: bytes) -> StepDone:
-    """Return the response in ``data``.
-
-    Raises:
-        FastCodecMiss: The generated code has to decode it.
-    """
+    """Return the response in ``data``; raises FastCodecMiss for the generated code's frames."""
     try:
         # JoinResponse.step, StepResponse.observation, SpaceValue.bytes and SpaceValueBytes.data
         start, (end, *value_ends) = _nested_at(data, b"\x12\x0a\x0a\x0a")

@@ -14,21 +14,13 @@ MAX_CAPABILITIES = 1024
 
 
 def capabilities_of(message: Any) -> dict[str, str]:
-    """Return the capabilities in a message of a peer.
-
-    Raises:
-        CodecError: There are too many.
-    """
+    """Return the capabilities in a message of a peer; raises CodecError for too many."""
     few(message.capabilities, "capabilities", MAX_CAPABILITIES)
     return dict(message.capabilities)
 
 
 def editions_of(message: Any) -> tuple[str, ...]:
-    """Return the editions in a message of a peer.
-
-    Raises:
-        CodecError: There are too many.
-    """
+    """Return the editions in a message of a peer; raises CodecError for too many."""
     return few(message.supported_workflow_editions, "editions", MAX_CAPABILITIES)
 
 
@@ -50,12 +42,8 @@ class ShutdownResponse:
 class HandshakeFrames:
     """The frames of Handshake and Shutdown of a service.
 
-    A dialect with other messages has a subclass. Methods that parse raise CodecError for what is
-    no such frame.
-
-    Args:
-        service: Generated module with the messages of the service: those of the two services differ
-            in field numbers only.
+    A dialect with other messages has a subclass. Methods that parse raise CodecError. The generated
+    messages of the two services differ in field numbers only.
     """
 
     def __init__(self, service: Any) -> None:

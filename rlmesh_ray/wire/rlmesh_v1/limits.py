@@ -48,14 +48,10 @@ def max_response_bytes(contract: EnvContract) -> int:
 
 
 def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
-    """Return the size limit of messages to a policy, in both generations.
+    """Return the size limit of messages to a policy of one observation space, in both generations.
 
     It allows an observation batch and its slots, or a contract with elementwise bounds; and 4 MiB
     for the rest.
-
-    Args:
-        observation_space: Space of one lane; the only one that the policy acts on.
-        num_rows: Most rows of one Predict.
     """
     num_elements = sum(math.prod(leaf.shape) for leaf in leaves(observation_space))
     batch = max_batch_bytes(observation_space, num_rows) + num_rows * _LANE_REQUEST_BYTES
@@ -63,12 +59,7 @@ def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
 
 
 def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
-    """Return the largest size of a batch from ``values.encode_batch``.
-
-    Args:
-        spec: Space of one lane.
-        num_lanes: Width of the batch.
-    """
+    """Return the largest size of a batch from ``values.encode_batch``."""
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
         return num_lanes * _field(_node(spec))
     return num_lanes * leaves(spec)[0].lane_bytes

@@ -72,12 +72,7 @@ _INPUT_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these
 
 
 class MetaBudget:
-    """Remaining budget for the maps of one message.
-
-    Args:
-        size_bytes: Approximate bytes of all maps together.
-        num_nodes: Approximate number of values in all maps together.
-    """
+    """Remaining budget for the maps of one message together, approximately."""
 
     def __init__(self, size_bytes: int = MAX_BYTES, num_nodes: int = MAX_NODES) -> None:
         self.bytes_left = size_bytes
@@ -112,15 +107,12 @@ def encode_meta(
 ) -> pb.MetaMap:
     """Return ``infos`` as a message. Never fails, whatever the values are.
 
-    Args:
-        infos: Scalars, text, bytes, None, arrays, and nested mappings and sequences of these.
-            Anything else (integers beyond int64, sets, other objects, containers that contain
-            themselves, are nested too deep or exceed the budget) becomes text, and so do keys
-            that are no text; of keys with equal text the last wins. Keys beyond the budget are
-            left out, with a notice under ``LEFT_OUT_KEY``.
-        tag_arrays: Whether arrays keep dtype and shape, for a peer with the capability NDARRAY;
-            else they become nested lists.
-        budget: Budget that the maps of the message share; default: a new one.
+    Values are scalars, text, bytes, None, arrays, and nested mappings and sequences of these.
+    Anything else (integers beyond int64, sets, other objects, containers that contain themselves,
+    are nested too deep or exceed the budget) becomes text, and so do keys that are no text; of keys
+    with equal text the last wins. Keys beyond the budget, which the maps of a message share, are
+    left out, with a notice under ``LEFT_OUT_KEY``. Arrays keep dtype and shape for a peer with the
+    capability NDARRAY (``tag_arrays``); else they become nested lists.
     """
     message = pb.MetaMap()
     encoder = _MetaEncoder(tag_arrays, budget or MetaBudget())
@@ -136,13 +128,9 @@ def as_decoded(infos: Mapping[Any, Any], budget: MetaBudget) -> dict[str, Any]:
 class InputEncoder:
     """Encodes what a client sends, so that it arrives equal, with the dtype and shape of arrays.
 
-    Tuples arrive as lists, and NumPy's numbers as Python's. Any other value is refused.
-
-    Args:
-        subject: All values together, for error messages.
-        tag_arrays: Whether the peer has the capability NDARRAY; else arrays are refused.
-        max_bytes: Most bytes of keys, text, bytes and arrays together.
-        max_values: Most values, as the peer counts them in ``decode_peer_meta``.
+    Tuples arrive as lists, and NumPy's numbers as Python's. Any other value is refused with
+    CodecError, and so are arrays for a peer without the capability NDARRAY (``tag_arrays``).
+    ``max_bytes`` is for keys, text, bytes and arrays; ``check_peer_nodes`` counts the values.
     """
 
     def __init__(
@@ -158,17 +146,7 @@ class InputEncoder:
     def fill_map(
         self, message: pb.MetaMap, values: Mapping[Any, Any], place: str, depth: int = 0
     ) -> None:
-        """Add all entries.
-
-        Args:
-            message: Gets the entries.
-            values: The values by their keys.
-            place: Where they stand in the client's input, for error messages.
-            depth: How deep they are nested.
-
-        Raises:
-            CodecError: A key or a value cannot travel; the message names it.
-        """
+        """Add all entries to ``message``; errors name ``place``, where they stand in the input."""
         for key, value in values.items():
             is_text = isinstance(key, str) and key != ARRAY_KEY and as_utf8(key) == key
             if not is_text:
@@ -232,31 +210,20 @@ class InputEncoder:
 def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
     """Return the entries of ``message``; sequences are lists, tagged arrays are arrays again.
 
-    Keys are in alphabetical order.
-
-    Raises:
-        CodecError: A tagged array is invalid.
+    Keys are in alphabetical order. Raises CodecError for an invalid array.
     """
     # The order of a protobuf map is undefined, and differs between processes.
     return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
 
 
 def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
-    """Decode as ``decode_meta`` does, with a limit, for messages of untrusted peers.
-
-    Raises:
-        CodecError: There are more than ``MAX_PEER_NODES`` values, or a tagged array is invalid.
-    """
+    """Decode a message of an untrusted peer, which has ``MAX_PEER_NODES`` at most."""
     check_peer_nodes(message)
     return decode_meta(message)
 
 
 def check_peer_nodes(message: pb.MetaMap | pb.MetaList) -> None:
-    """Check how many values a message of an untrusted peer has, before they are decoded.
-
-    Raises:
-        CodecError: There are more than ``MAX_PEER_NODES``.
-    """
+    """Raise CodecError for more than ``MAX_PEER_NODES`` values, before they are decoded."""
     num_nodes = 0
     unseen: list[pb.MetaMap | pb.MetaList] = [message]
     while unseen:

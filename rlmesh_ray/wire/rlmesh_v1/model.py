@@ -87,12 +87,7 @@ def pack_response(response: ModelResponse) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _around_context(context: int, action: int) -> tuple[bytes, bytes]:
-    """Return the bytes before the context of a ``PredictResponse``, and those before its action.
-
-    Args:
-        context: Size of the context.
-        action: Size of the action.
-    """
+    """Return the bytes before the context of a ``PredictResponse``, and those before its action."""
     head = b"\x0a" + varint(context)  # PredictResponse.context
     between = value_head(b"\x12", action)  # PredictResponse.action
     size = len(head) + context + len(between) + action
@@ -109,11 +104,7 @@ def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
 
 
 def _horizon_in(contract: EnvContract | None) -> int:
-    """Return how many actions of each chunk a route wants.
-
-    Raises:
-        CodecError: The contract's metadata have no such number where it belongs.
-    """
+    """Return how many actions of each chunk a route wants; raises CodecError."""
     horizon = 1 if contract is None else contract.metadata.get(ACTION_CHUNKS, 1)
     if type(horizon) is not int or horizon < 1:
         raise CodecError(
@@ -150,11 +141,7 @@ parse_request: Callable[[bytes], ModelRequest | MalformedRequest] = partial(
 
 
 def pack_request(request: ModelRequest) -> bytes:
-    """Return the frame of ``request``; the contract of a route is an ``EnvContract``.
-
-    Raises:
-        CodecError: A number does not fit its field.
-    """
+    """Return the frame of ``request``; raises CodecError for a number beyond its field."""
     try:
         message = pb.JoinRequest(request_id=request.request_id)
         match request:

@@ -141,18 +141,13 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
 def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
     """Return the spec that ``message`` describes.
 
-    Raises:
-        CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
+    Raises CodecError for an invalid space, and one whose values exceed ``MAX_LANE_BYTES``.
     """
     return SpecReader().spec(message)
 
 
 def spec_from_json(text: str) -> SpaceSpec:
-    """Return the spec that a message in JSON describes.
-
-    Raises:
-        CodecError: See ``spec_from_proto``; or it is no such message.
-    """
+    """Return the spec that a message in JSON describes; raises CodecError."""
     try:
         message = json_format.Parse(text, pb.SpaceSpec())
     except (json_format.ParseError, RecursionError) as error:
@@ -349,17 +344,9 @@ def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[An
 def typed_bounds(
     message: Any, kind: str, count: int, size: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``(low, high)`` that a peer has sent as bytes of the space's dtype.
+    """Return ``(low, high)`` that a peer has sent as ``count`` numbers each, of the space's dtype.
 
-    Args:
-        message: Has both.
-        kind: Name of its field, for errors.
-        count: How many bounds each of them must have.
-        size: How many elements a value has.
-        dtype: Dtype of the space.
-
-    Raises:
-        CodecError: There are fewer or more, or a bool is neither 0 nor 1.
+    ``kind`` is their field, for CodecError; ``size`` is how many elements a value has.
     """
     expected = dtype.itemsize * count
     for raw in (message.low, message.high):
@@ -412,9 +399,7 @@ def contract_to_proto(contract: EnvContract) -> contract_pb2.EnvContract:
 def contract_from_proto(message: contract_pb2.EnvContract) -> EnvContract:
     """Return the contract in ``message``.
 
-    Raises:
-        CodecError: A space is invalid, the autoreset mode is unknown, or the lanes do not fit
-            into one message.
+    Raises CodecError for an invalid space, an unknown autoreset mode, and too many lanes.
     """
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
@@ -438,8 +423,7 @@ def read_spaces(
 ) -> tuple[SpaceSpec, SpaceSpec]:
     """Return the observation space and the action space in a message with both.
 
-    Raises:
-        CodecError: One is invalid, or so many lanes do not fit into one message.
+    Raises CodecError for an invalid one, and where so many lanes do not fit into one message.
     """
     specs = []
     own = ("observation space", message.observation_space), ("action space", message.action_space)

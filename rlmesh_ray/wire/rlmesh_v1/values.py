@@ -53,48 +53,26 @@ class BatchCodec(ABC):
 
     @abstractmethod
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
-        """Return the bytes of a batch.
+        """Return the bytes of a batch, with a column for each leaf.
 
-        Args:
-            columns: One for each leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
-            num_lanes: Width of the batch.
-
-        Raises:
-            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
+        Raises CodecError for one that has not exactly the dtype and ``(num_lanes, *shape)`` of its
+        leaf; coerce it first.
         """
 
     @abstractmethod
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        """Return the columns of a batch; arrays may be read-only views of ``data``.
+        """Return the columns of a peer's batch; arrays may be read-only views of ``data``.
 
-        Bounds and domains are not checked here; see ``spaces.validation.Checker``.
-
-        Args:
-            data: Bytes of the batch, from the peer.
-            num_lanes: Expected width of the batch.
-
-        Raises:
-            CodecError: ``data`` is no batch of ``num_lanes`` values of the space.
+        Bounds and domains are not checked here; see ``spaces.validation.Checker``. Raises
+        CodecError for what is not a batch of ``num_lanes`` values of the space.
         """
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        """Decode several batches into the columns of one, in order.
-
-        Args:
-            batches: Bytes of at least one batch, from the peers.
-            counts: Expected width of each.
-
-        Raises:
-            CodecError: One is no batch of that many values of the space.
-        """
+        """Decode batches of the widths in ``counts`` into the columns of one, in order."""
         return join_each([self] * len(batches), batches, counts)
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        """Encode one batch as several, with the widths in ``counts``, in order.
-
-        Raises:
-            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
-        """
+        """Encode one batch as several, of the widths in ``counts``, in order."""
         return split_each([self] * len(counts), columns, counts)
 
 
@@ -138,11 +116,7 @@ def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
 
 @lru_cache(maxsize=256)
 def codec(spec: SpaceSpec) -> BatchCodec:
-    """Return the cached codec of a space.
-
-    Args:
-        spec: Space of one lane.
-    """
+    """Return the cached codec of a space of one lane."""
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
         return _NodeCodec(spec)
     return _ArrayCodec(leaves(spec)[0])
@@ -166,8 +140,7 @@ def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
 def array_column(leaf: Leaf, data: bytes | bytearray | memoryview, num_lanes: int) -> NDArray[Any]:
     """Return the column of an array leaf as a view of its little-endian bytes.
 
-    Raises:
-        CodecError: They are not as many as ``num_lanes`` values have.
+    Raises CodecError where they are not as many as ``num_lanes`` values have.
     """
     expected = num_lanes * leaf.lane_bytes
     if len(data) != expected:
@@ -243,15 +216,9 @@ class _NodeCodec(BatchCodec):
 
 
 def encode_nodes(spec: SpaceSpec, by_leaf: Sequence[Sequence[Any]], num_lanes: int) -> bytes:
-    """Return a ``ValueList`` with one node for each lane.
+    """Return a ``ValueList`` with one node for each lane, of each leaf's ``node_values``.
 
-    Args:
-        spec: Space of one lane.
-        by_leaf: For each leaf its ``node_values``.
-        num_lanes: Width of the batch.
-
-    Raises:
-        CodecError: The values have no wire form.
+    Raises CodecError for values without a wire form.
     """
     batch = pb.ValueList()
     try:
@@ -289,13 +256,7 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
 def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]]:
     """Return for each leaf the values of the lanes' nodes, as ``node_values`` returns them.
 
-    Args:
-        spec: Space of one lane.
-        data: A ``ValueList`` from the peer.
-        num_lanes: Expected width of the batch.
-
-    Raises:
-        CodecError: It has other lanes or another structure. Sizes are not checked.
+    Raises CodecError for other lanes or another structure; sizes are not checked.
     """
     most_parts = max(MOST_PARTS, _NODE_PARTS * num_lanes * len(leaves(spec)))
     batch = parse(pb.ValueList, data, most_parts=most_parts)
@@ -334,8 +295,7 @@ def _part(node: pb.SpaceValueNode, kind: str) -> Any:
 def column_of(leaf: Leaf, lanes: list[Any]) -> Column:
     """Return a column from the values of its lanes' nodes.
 
-    Raises:
-        CodecError: An array has another size, or the leaf's dtype does not hold an integer.
+    Raises CodecError for an array of another size, and an integer that the dtype does not hold.
     """
     if leaf.dtype is None:
         return tuple(lanes)
