@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +45,6 @@ from rlmesh_ray.spaces.validation import (
     Checker,
     ConformanceWarning,
     ValidationMode,
-    Violation,
     WarningCounter,
     check_rewards,
     warnings_info,
@@ -146,12 +146,11 @@ class StepObserver(Protocol):
 
 
 def checked(
-    side: str, checker: Checker, columns: Sequence[Column], lanes: Sequence[int] = ()
+    checker: Checker, columns: Sequence[Column], lanes: Sequence[int] = ()
 ) -> list[ConformanceWarning]:
     """Return a warning for each kind and leaf of range violations in a batch.
 
     Args:
-        side: ``"action"`` or ``"observation"``.
         checker: The space's.
         columns: One coerced column for each leaf.
         lanes: The lanes of the rows in ``columns``; empty: all lanes.
@@ -170,8 +169,8 @@ def checked(
     warnings = []
     for one in found:
         lane = lanes[one.lane] if lanes else one.lane
-        detail = _with_lane(one.message, one.lane, lane)
-        warnings.append(ConformanceWarning(side, one.kind, one.path, detail, lane))
+        detail = _with_lane(one.detail, one.lane, lane)
+        warnings.append(replace(one, detail=detail, lane=lane))
     return warnings
 
 
@@ -219,7 +218,7 @@ class VectorHost:
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
         """Whether any of its lanes can be stepped alone."""
         self._all_lanes = range(contract.num_envs)
-        self._action_checker = Checker(leaves(contract.action_space), validation)
+        self._action_checker = Checker(leaves(contract.action_space), validation, "action")
         self._observation_checker = Checker(leaves(contract.observation_space), validation)
         self._validation = validation
         self.warnings = WarningCounter()
@@ -255,7 +254,7 @@ class VectorHost:
             self._lanes.flush()
             columns = self._lanes.observations
             rows = rows_of(columns, own) if own else columns
-            found = checked("observation", self._observation_checker, rows, own)
+            found = checked(self._observation_checker, rows, own)
         except ConformanceError as error:
             return self._refused("observation", error)
         if self._observer is not None:
@@ -269,7 +268,7 @@ class VectorHost:
             lanes = ()
         actions = self._own_actions(command.text_columns, lanes)
         try:
-            found = checked("action", self._action_checker, actions, lanes)
+            found = checked(self._action_checker, actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, str(error.about("action")))
         self._num_steps += 1
@@ -281,7 +280,7 @@ class VectorHost:
             self._lanes.flush()
             columns = self._lanes.observations
             rows = rows_of(columns, lanes) if lanes else columns
-            found += checked("observation", self._observation_checker, rows, lanes)
+            found += checked(self._observation_checker, rows, lanes)
         except ConformanceError as error:
             return self._refused("observation", error)
         rewards = self._lanes.results.rewards
@@ -386,14 +385,9 @@ class VectorHost:
         by_lane = dict(zip(lanes, frames, strict=True))
         return [by_lane.get(lane, np.zeros_like(frames[0])) for lane in self._all_lanes]
 
-    def _reward_warnings(self, bad_rewards: Sequence[Violation]) -> list[ConformanceWarning]:
+    def _reward_warnings(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:
         self._require_rewards()
-        return [
-            ConformanceWarning(
-                "reward", one.kind, one.path, self._naming_agents(one.message, one.lane), one.lane
-            )
-            for one in bad_rewards
-        ]
+        return [replace(one, detail=self._naming_agents(one.detail, one.lane)) for one in found]
 
     def _naming_agents(self, reason: str, lane: int | None) -> str:
         """Return ``reason`` about a lane's reward, with the names of its agents, if it has any."""

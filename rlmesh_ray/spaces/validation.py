@@ -62,17 +62,31 @@ class ValidationMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    """A range violation: a value that is delivered although it is out of its range."""
+class ConformanceWarning:
+    """A value out of its range, which was delivered, or which has truncated its episode."""
 
+    side: str
+    """Kind of value: ``"action"``, ``"observation"`` or ``"reward"``."""
     kind: str
-    """``"range"`` for a Box, ``"length"`` or ``"charset"`` for a Text."""
+    """``"range"`` for a Box, ``"length"`` or ``"charset"`` for a Text; ``"truncated"``: the value
+    was not delivered (``on_bad_value``)."""
     path: str
     """Dotted path of the leaf, such as ``"camera.depth"``; empty at the root."""
-    message: str
+    detail: str
     """What was found and what was expected, as part of a sentence."""
     lane: int = field(default=0, compare=False)
-    """Lane of the first such value; ``message`` names it, too."""
+    """Lane of the first such value; ``detail`` names it, too."""
+
+    @property
+    def text(self) -> str:
+        place = f"{self.side}.{self.path}" if self.path else self.side
+        return f"{place}: {self.detail}"
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """The warning as a map with a JSON-like path, whose root is ``$``."""
+        path = f"$.{self.path}" if self.path else "$"
+        return {"path": path, "kind": self.side, "detail": f"{path}: {self.detail}"}
 
 
 def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
@@ -90,14 +104,16 @@ def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
 class Checker:
     """Checks batches of one space: structural rules always, range rules as ``validation`` says."""
 
-    def __init__(self, leaves_: Sequence[Leaf], validation: ValidationMode) -> None:
+    def __init__(
+        self, leaves_: Sequence[Leaf], validation: ValidationMode, side: str = "observation"
+    ) -> None:
         is_range_checked = validation is not ValidationMode.OFF
-        rules = [_rule(leaf, is_range_checked) for leaf in leaves_]
+        rules = [_rule(leaf, side, is_range_checked) for leaf in leaves_]
         # Leaves of which every value is allowed are left out.
         self._rules = [(place, *rule) for place, rule in enumerate(rules) if rule]
         self._is_strict = validation is ValidationMode.STRICT
 
-    def check(self, columns: Sequence[Column]) -> list[Violation]:
+    def check(self, columns: Sequence[Column]) -> list[ConformanceWarning]:
         """Return the range violations of a batch, at most one for each kind and leaf.
 
         ``columns`` has a coerced one for each leaf. The result is empty unless the mode is WARN.
@@ -107,32 +123,35 @@ class Checker:
                 MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
                 its range (``"range"``).
         """
-        violations: list[Violation] = []
+        found: list[ConformanceWarning] = []
         for place, is_broken, explain in self._rules:
             if is_broken(columns[place]):
-                violations += explain(columns[place])
-        if violations and self._is_strict:
-            raise _rejected(violations[0])
-        return violations
+                found += explain(columns[place])
+        if found and self._is_strict:
+            raise _rejected(found[0])
+        return found
 
 
-def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Violation]:
+def check_rewards(
+    rewards: NDArray[np.float64], validation: ValidationMode
+) -> list[ConformanceWarning]:
     """Check that rewards ``(num_lanes,)`` are finite, which no space demands and learners need.
 
-    With WARN the first violation is returned; with STRICT it raises ConformanceError (``"range"``).
+    With WARN the first one that is not is returned; with STRICT it raises ConformanceError (``"range"``).
     """
     is_finite = np.isfinite(rewards)
     if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
         return []
     lane = int(is_finite.argmin())
-    found = Violation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
+    detail = f"{rewards[lane]} is not finite (lane {lane})"
+    found = ConformanceWarning("reward", "range", "", detail, lane)
     if validation is ValidationMode.STRICT:
         raise _rejected(found)
     return [found]
 
 
-def _rejected(found: Violation) -> ConformanceError:
-    return ConformanceError("range", found.path, found.message, found.lane)
+def _rejected(found: ConformanceWarning) -> ConformanceError:
+    return ConformanceError("range", found.path, found.detail, found.lane)
 
 
 @lru_cache(maxsize=256)
@@ -142,17 +161,17 @@ def structure_checker(spec: SpaceSpec) -> Checker:
 
 _IsBroken = Callable[[Any], bool]
 """Whether a column has a value that is not allowed: one call, since it looks at every batch."""
-_Explain = Callable[[Any], list[Violation]]
+_Explain = Callable[[Any], list[ConformanceWarning]]
 """Returns the range violations of a column that breaks its rule; raises ConformanceError."""
 
 
 @lru_cache(maxsize=1024)
-def _rule(leaf: Leaf, is_range_checked: bool) -> tuple[_IsBroken, _Explain] | None:
+def _rule(leaf: Leaf, side: str, is_range_checked: bool) -> tuple[_IsBroken, _Explain] | None:
     """Return the rule of a leaf; None where every value of its dtype is allowed."""
     spec, dtype = leaf.spec, leaf.dtype
     match spec:
         case BoxSpec():
-            return _box_rule(leaf.name, spec, is_range_checked)
+            return _box_rule(leaf.name, spec, side, is_range_checked)
         case DiscreteSpec():
             return _domain_rule(leaf.name, spec.start, spec.start + spec.n - 1)
         case MultiDiscreteSpec():
@@ -161,12 +180,12 @@ def _rule(leaf: Leaf, is_range_checked: bool) -> tuple[_IsBroken, _Explain] | No
         case MultiBinarySpec():
             return _domain_rule(leaf.name, 0, 1)
         case TextSpec():
-            return _text_rule(leaf.name, spec) if is_range_checked else None
+            return _text_rule(leaf.name, spec, side) if is_range_checked else None
     assert_never(spec)
 
 
 def _box_rule(
-    path: str, spec: BoxSpec, is_range_checked: bool
+    path: str, spec: BoxSpec, side: str, is_range_checked: bool
 ) -> tuple[_IsBroken, _Explain] | None:
     lows, highs = spec.bounds()
     can_be_nan = lows.dtype.kind == "f"
@@ -178,12 +197,12 @@ def _box_rule(
     if not (is_bounded or can_be_nan):
         return None
 
-    def explain(column: NDArray[Any]) -> list[Violation]:
+    def explain(column: NDArray[Any]) -> list[ConformanceWarning]:
         if can_be_nan and has_nan(column):
             lane, where = _where(np.isnan(column))
             raise ConformanceError("structure", path, f"is NaN ({where})", lane)
-        lane, message = _first_outside(column, low, high)
-        return [Violation("range", path, message, lane)]
+        lane, detail = _first_outside(column, low, high)
+        return [ConformanceWarning(side, "range", path, detail, lane)]
 
     # NaN is outside every interval: one comparison finds it, too.
     return (_outside(low, high) if is_bounded else has_nan), explain
@@ -240,7 +259,7 @@ def _first_outside(column: NDArray[Any], low: Any, high: Any) -> tuple[int, str]
     return lane, f"{column[index]} is {word} {limit} ({where})"
 
 
-def _text_rule(path: str, spec: TextSpec) -> tuple[_IsBroken, _Explain]:
+def _text_rule(path: str, spec: TextSpec, side: str) -> tuple[_IsBroken, _Explain]:
     allowed = frozenset(spec.charset)  # empty: every character
 
     def is_broken(column: Sequence[str]) -> bool:
@@ -250,17 +269,21 @@ def _text_rule(path: str, spec: TextSpec) -> tuple[_IsBroken, _Explain]:
             for text in column
         )
 
-    def explain(column: Sequence[str]) -> list[Violation]:
-        found: dict[str, Violation] = {}
+    def explain(column: Sequence[str]) -> list[ConformanceWarning]:
+        found: dict[str, ConformanceWarning] = {}
+
+        def add(kind: str, detail: str, lane: int) -> None:
+            found.setdefault(
+                kind, ConformanceWarning(side, kind, path, f"{detail} (lane {lane})", lane)
+            )
+
         for lane, text in enumerate(column):
             if not spec.min_length <= len(text) <= spec.max_length:
                 expected = f"{spec.min_length} to {spec.max_length}"
-                message = f"has {len(text)} characters, expected {expected} (lane {lane})"
-                found.setdefault("length", Violation("length", path, message, lane))
+                add("length", f"has {len(text)} characters, expected {expected}", lane)
             other = next((char for char in text if allowed and char not in allowed), None)
             if other is not None:
-                message = f"{other!r} is not in the charset (lane {lane})"
-                found.setdefault("charset", Violation("charset", path, message, lane))
+                add("charset", f"{other!r} is not in the charset", lane)
         return list(found.values())
 
     return is_broken, explain
@@ -298,37 +321,6 @@ def _where(is_offending: NDArray[Any]) -> tuple[int, str]:
 
 WARNING_KEY = "rlmesh.conformance.warning"
 """Reserved key of the infos."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConformanceWarning:
-    """A value out of its range, which was delivered, or which has truncated its episode."""
-
-    side: str
-    """Kind of value: ``"action"``, ``"observation"`` or ``"reward"``."""
-    kind: str
-    """See ``Violation``; or ``"truncated"``: the value was not delivered (``on_bad_value``)."""
-    path: str
-    """See ``Violation``."""
-    detail: str
-    """See ``Violation.message``."""
-    lane: int = field(default=0, compare=False)
-    """See ``Violation.lane``."""
-
-    @classmethod
-    def of(cls, side: str, violation: Violation) -> "ConformanceWarning":
-        return cls(side, violation.kind, violation.path, violation.message, violation.lane)
-
-    @property
-    def text(self) -> str:
-        place = f"{self.side}.{self.path}" if self.path else self.side
-        return f"{place}: {self.detail}"
-
-    @property
-    def entries(self) -> dict[str, str]:
-        """The warning as a map with a JSON-like path, whose root is ``$``."""
-        path = f"$.{self.path}" if self.path else "$"
-        return {"path": path, "kind": self.side, "detail": f"{path}: {self.detail}"}
 
 
 class WarningCounter:

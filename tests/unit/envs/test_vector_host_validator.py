@@ -32,7 +32,7 @@ def check(
     validation: ValidationMode = ValidationMode.WARN,
 ) -> list[ConformanceWarning]:
     checker = Checker(leaves(from_gymnasium(SPACE)), validation)
-    return checked("observation", checker, columns, lanes)
+    return checked(checker, columns, lanes)
 
 
 def with_leaf(position: int, value: Any) -> list[Any]:

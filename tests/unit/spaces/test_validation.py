@@ -10,7 +10,13 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
-from rlmesh_ray.spaces.validation import Checker, ValidationMode, Violation, coerce_batch, has_nan
+from rlmesh_ray.spaces.validation import (
+    Checker,
+    ConformanceWarning,
+    ValidationMode,
+    coerce_batch,
+    has_nan,
+)
 from rlmesh_ray.testing.strategies import batches, gymnasium_spaces
 
 BOOL: Any = np.bool_  # gymnasium takes it; its annotations do not
@@ -20,7 +26,7 @@ BOUNDED_ABOVE = spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dt
 
 def checked(
     space: Space, column: Any, validation: ValidationMode = ValidationMode.WARN
-) -> list[Violation]:
+) -> list[ConformanceWarning]:
     spec = from_gymnasium(space)
     return Checker(leaves(spec), validation).check([column])
 
@@ -105,10 +111,10 @@ def test_a_range_violation_names_place_and_bound() -> None:
     column = np.array([[0.0, 0.0], [0.0, 1.5]])
 
     assert checked(UNIT, column) == [
-        Violation("range", "", "1.5 is above 1.0 (lane 1, element (1,))")
+        ConformanceWarning("observation", "range", "", "1.5 is above 1.0 (lane 1, element (1,))")
     ]
     assert checked(UNIT, -column) == [
-        Violation("range", "", "-1.5 is below -1.0 (lane 1, element (1,))")
+        ConformanceWarning("observation", "range", "", "-1.5 is below -1.0 (lane 1, element (1,))")
     ]
 
 
@@ -150,8 +156,10 @@ def test_a_text_deviates_once_in_length_and_once_in_charset() -> None:
     space = spaces.Text(2, charset="ab")
 
     assert checked(space, ("ab", "abab", "c", "", "zz")) == [
-        Violation("length", "", "has 4 characters, expected 1 to 2 (lane 1)"),
-        Violation("charset", "", "'c' is not in the charset (lane 2)"),
+        ConformanceWarning(
+            "observation", "length", "", "has 4 characters, expected 1 to 2 (lane 1)"
+        ),
+        ConformanceWarning("observation", "charset", "", "'c' is not in the charset (lane 2)"),
     ]
     assert refusal(space, ("c",), ValidationMode.STRICT).kind == "range"
 

@@ -6,7 +6,6 @@ import pytest
 from rlmesh_ray.spaces.validation import (
     WARNING_KEY,
     ConformanceWarning,
-    Violation,
     warnings_as_maps,
     warnings_as_texts,
     warnings_info,
@@ -14,8 +13,8 @@ from rlmesh_ray.spaces.validation import (
 from rlmesh_ray.spaces.vector_infos import lane_entries
 from rlmesh_ray.testing.equality import assert_identical
 
-ROOT = ConformanceWarning.of("action", Violation("range", "", "3.0 is above 1.0 (lane 0)"))
-INNER = ConformanceWarning.of("observation", Violation("length", "cam.depth", "is long", 2))
+ROOT = ConformanceWarning("action", "range", "", "3.0 is above 1.0 (lane 0)")
+INNER = ConformanceWarning("observation", "length", "cam.depth", "is long", 2)
 
 
 def test_the_edition_s_clients_get_warnings_as_text() -> None:

@@ -63,7 +63,6 @@ from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import Column, SpaceSpec, leaves
 from rlmesh_ray.spaces.validation import (
     Checker,
-    ConformanceWarning,
     ValidationMode,
     WarningCounter,
     check_rewards,
@@ -541,11 +540,10 @@ class ValueCheck:
         """
         try:
             side = "observation"
-            found = [ConformanceWarning.of(side, one) for one in self._checker.check(observation)]
+            found = self._checker.check(observation)
             if rewards is not None:
                 side = "reward"
-                bad = check_rewards(rewards, self._policy)
-                found += [ConformanceWarning.of(side, one) for one in bad]
+                found += check_rewards(rewards, self._policy)
         except ConformanceError as error:
             raise self._refusal(side, error) from error
         untold = self._warnings.unreported(found)
