@@ -25,6 +25,7 @@ from rlmesh_ray.spaces.spec import (
     Path,
     SpaceSpec,
     TupleSpec,
+    extremes,
     leaves,
     path_name,
 )
@@ -132,7 +133,7 @@ def _cast(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any
 
 
 def _check_integral(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> None:
-    low, high = _limits(target)
+    low, high = extremes(target)
     wide = array.astype(np.float64) if array.dtype.itemsize < 8 else array
     # high + 1 is a power of two and therefore exact as a float; high itself may not be.
     fits = (wide >= float(low)) & (wide < float(high + 1)) & (wide == np.trunc(wide))
@@ -141,19 +142,12 @@ def _check_integral(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> N
 
 
 def _check_range(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> None:
-    low, high = _limits(target)
+    low, high = extremes(target)
     if array.size and (int(array.min()) < low or int(array.max()) > high):
         # Not every NumPy compares an array with an integer outside its dtype's range.
-        own_low, own_high = _limits(array.dtype)
+        own_low, own_high = extremes(array.dtype)
         fits = (array >= max(low, own_low)) & (array <= min(high, own_high))
         _refuse(leaf, array, fits, target)
-
-
-def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    if dtype.kind == "b":
-        return 0, 1
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def _refuse(leaf: Leaf, array: NDArray[Any], fits: NDArray[Any], target: np.dtype[Any]) -> NoReturn:

@@ -20,6 +20,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    parts_of,
 )
 
 
@@ -103,17 +104,11 @@ _MOST_CHARACTERS = 80
 
 def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
     """Return one line for each leaf: its path in the space, and its kind, shape and bounds."""
-    if isinstance(spec, DictSpec):
+    if isinstance(spec, DictSpec | TupleSpec):
         return [
             line
-            for key, part in spec.items
+            for key, part in parts_of(spec).items()
             for line in space_lines(part, f"{name}.{key}" if name else key)
-        ]
-    if isinstance(spec, TupleSpec):
-        return [
-            line
-            for index, part in enumerate(spec.items)
-            for line in space_lines(part, f"{name}.{index}" if name else str(index))
         ]
     return [f"{name}: {_leaf_text(spec)}" if name else _leaf_text(spec)]
 
@@ -141,7 +136,7 @@ def _differences(expected: SpaceSpec, found: SpaceSpec, path: _Path) -> Iterator
     if type(expected) is not type(found):
         yield path, _instead(_kind(found), _kind(expected))
     elif isinstance(expected, DictSpec | TupleSpec) and isinstance(found, DictSpec | TupleSpec):
-        yield from _part_differences(_parts(expected), _parts(found), path)
+        yield from _part_differences(parts_of(expected), parts_of(found), path)
     else:
         for name, own, other in _leaf_differences(expected, found):
             yield path, f"{name} {_instead(other, own)}"
@@ -203,15 +198,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
-def _parts(spec: DictSpec | TupleSpec) -> dict[str, SpaceSpec]:
-    if isinstance(spec, DictSpec):
-        return dict(spec.items)
-    return {str(index): part for index, part in enumerate(spec.items)}
-
-
 def _kind(spec: SpaceSpec) -> str:
     if isinstance(spec, DictSpec | TupleSpec):
-        return f"{type(spec).__name__.removesuffix('Spec')} of {', '.join(_parts(spec))}"
+        return f"{type(spec).__name__.removesuffix('Spec')} of {', '.join(parts_of(spec))}"
     return _leaf_text(spec)
 
 

@@ -30,6 +30,7 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
     TupleSpec,
     leaves,
+    parts_of,
     path_name,
 )
 
@@ -67,11 +68,7 @@ def from_gymnasium(space: Space) -> SpaceSpec:
 
 def _path_characters(spec: SpaceSpec, characters: int = 0) -> int:
     """Return what the parts of a space count as; see ``MAX_PATH_CHARACTERS``."""
-    parts: list[tuple[str, SpaceSpec]] = []
-    if isinstance(spec, DictSpec):
-        parts += spec.items
-    elif isinstance(spec, TupleSpec):
-        parts += [(str(index), part) for index, part in enumerate(spec.items)]
+    parts = parts_of(spec).items()
     inner = (_path_characters(part, characters + len(key)) for key, part in parts)
     return PART_CHARACTERS + characters + sum(inner)
 

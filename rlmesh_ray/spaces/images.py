@@ -131,7 +131,6 @@ def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
 
 
 def require_codec(codec: ImageCodec, spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves, which the codec can compress; raises ConfigurationError."""
     found = require_images(f"image_codec={codec.format!r}", spec)
     for leaf in found:
         if leaf.shape[-1] not in _CHANNELS[codec.format]:

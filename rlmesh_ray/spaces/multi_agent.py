@@ -50,7 +50,6 @@ _MAX_ID_DEPTH = 8
 
 
 def is_agent_id(value: object, depth: int = 0) -> bool:
-    """Return whether ``value`` is an allowed agent id, which metadata can carry."""
     if isinstance(value, tuple):
         return depth < _MAX_ID_DEPTH and all(is_agent_id(part, depth + 1) for part in value)
     if isinstance(value, (int, np.integer)):
@@ -117,7 +116,6 @@ def _from_plain(value: object) -> Any:
 
 
 def lane_observation_space(observations: DictSpec) -> DictSpec:
-    """Return a lane's observation space from those of its agents, by key."""
     num_agents = len(observations.items)
     flags = MultiBinarySpec(num_agents)
     bounds = (struct.pack("<d", -np.inf), struct.pack("<d", np.inf))

@@ -32,6 +32,7 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
     TupleSpec,
     leaves,
+    parts_of,
     with_leaves,
 )
 
@@ -71,13 +72,11 @@ def _known(name: str, space: SpaceSpec) -> str:
 
 
 def _inside(tree: Any) -> Mapping[str, Any]:
-    """Return the parts of a Dict or Tuple: of a space, or of a batch."""
-    if isinstance(tree, DictSpec):
-        return dict(tree.items)
-    parts = tree.items if isinstance(tree, TupleSpec) else tree
-    if isinstance(parts, (tuple, list)):
-        return {str(index): part for index, part in enumerate(parts)}
-    return parts if isinstance(parts, Mapping) else {}
+    if isinstance(tree, (DictSpec, TupleSpec)):
+        return parts_of(tree)
+    if isinstance(tree, (tuple, list)):
+        return {str(index): part for index, part in enumerate(tree)}
+    return tree if isinstance(tree, Mapping) else {}
 
 
 def _found(tree: Any, parts: _Parts) -> Any:
@@ -387,7 +386,6 @@ class _Parser:
         self._tokens = _TOKEN.findall(text)[::-1]
 
     def entry(self) -> tuple[_Parts, _Source]:
-        """Return the key and the source; raises ConfigurationError."""
         parts = self._path(self._word())
         if self._next() != "=":
             self._refuse("write KEY=SOURCE, such as 'state=concat(agent_pos,gripper)'")
@@ -575,7 +573,6 @@ class ObservationMap:
 
 
 def as_observation_map(value: Any) -> ObservationMap | None:
-    """Return an option ``observation_map``, a map or its entries; raises ConfigurationError."""
     return value if value is None or isinstance(value, ObservationMap) else ObservationMap(value)
 
 

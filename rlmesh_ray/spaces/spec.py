@@ -149,6 +149,14 @@ LeafSpec = ArraySpec | TextSpec
 SpaceSpec = LeafSpec | DictSpec | TupleSpec
 
 
+def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
 Path = tuple[str | int, ...]
 """Place of a subspace: keys of Dicts, positions in Tuples."""
 
@@ -187,6 +195,14 @@ def path_name(path: Path) -> str:
 @lru_cache(maxsize=256)
 def leaves(spec: SpaceSpec) -> tuple[Leaf, ...]:
     return tuple(_leaves(spec, ()))
+
+
+def parts_of(spec: SpaceSpec) -> dict[str, SpaceSpec]:
+    """Return the subspaces of a Dict or Tuple by their names in paths; empty for a leaf."""
+    if isinstance(spec, DictSpec):
+        return dict(spec.items)
+    parts = spec.items if isinstance(spec, TupleSpec) else ()
+    return {str(index): part for index, part in enumerate(parts)}
 
 
 def with_leaves(spec: SpaceSpec, specs: Iterable[LeafSpec]) -> SpaceSpec:

@@ -29,6 +29,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    extremes,
     leaves,
 )
 from rlmesh_ray.spaces.vector_infos import lane_entries
@@ -137,7 +138,7 @@ def check_rewards(
 ) -> list[ConformanceWarning]:
     """Check that rewards ``(num_lanes,)`` are finite, which no space demands and learners need.
 
-    With WARN the first one that is not is returned; with STRICT it raises ConformanceError (``"range"``).
+    With WARN the first that is not is returned; with STRICT it raises ConformanceError.
     """
     is_finite = np.isfinite(rewards)
     if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
@@ -287,14 +288,6 @@ def _text_rule(path: str, spec: TextSpec, side: str) -> tuple[_IsBroken, _Explai
         return list(found.values())
 
     return is_broken, explain
-
-
-def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    if dtype.kind == "f":
-        return -np.inf, np.inf
-    if dtype.kind == "b":
-        return False, True
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 def _bound(bounds: NDArray[Any], raw: bytes, extreme: Any) -> Any:

@@ -171,19 +171,7 @@ def bounded_repr(value: object) -> str:
 
 
 def type_repr(value: object) -> str:
-    """Return a text that names only the type of ``value``; never fails."""
     return f"<{type(value).__name__}>"
-
-
-def left_out_notice(left_out: Mapping[str, int]) -> str:
-    """Return the notice about entries that were left out, which are counted by reason."""
-    num_entries, reasons = sum(left_out.values()), "; ".join(left_out)
-    return f"{num_entries} entries of the infos were left out or made text: {reasons}"
-
-
-def int_repr_cost(number: int) -> int:
-    """Return the time to write ``number`` in decimal, in units of a small value, roughly."""
-    return number.bit_length() // 64
 
 
 _MAX_BITS = 4096

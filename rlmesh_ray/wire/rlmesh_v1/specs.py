@@ -32,9 +32,9 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
     TupleSpec,
+    extremes,
     leaves,
 )
-from rlmesh_ray.spaces.validation import extremes
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import types_pb2
@@ -57,7 +57,6 @@ def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
 
 
 def spec_to_json(spec: SpaceSpec) -> str:
-    """Return the message that describes ``spec``, as JSON."""
     return json_format.MessageToJson(spec_to_proto(spec), indent=None)
 
 
@@ -147,7 +146,6 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
 
 
 def spec_from_json(text: str) -> SpaceSpec:
-    """Return the spec that a message in JSON describes; raises CodecError."""
     try:
         message = json_format.Parse(text, pb.SpaceSpec())
     except (json_format.ParseError, RecursionError) as error:
@@ -287,7 +285,6 @@ class SpecReader:
         return _doubles(own.low, size, dtype), _doubles(own.high, size, dtype)
 
     def binary_axes(self, message: Any) -> int | tuple[int, ...]:
-        """Return the size or the shape of a MultiBinary."""
         own = message.multi_binary
         kind = own.WhichOneof("n")
         if kind is None:
@@ -335,7 +332,6 @@ def _discrete(n: int, start: int, dtype: str) -> DiscreteSpec:
 
 
 def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``(low, high)`` of an unbounded Box of ``size`` elements, as ``bounds`` does."""
     low, high = extremes(dtype)
     little = dtype.newbyteorder("<")
     return np.array([low], little)[:size], np.array([high], little)[:size]

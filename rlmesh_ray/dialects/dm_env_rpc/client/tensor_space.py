@@ -40,9 +40,9 @@ from rlmesh_ray.spaces.spec import (
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
+    extremes,
     leaves,
 )
-from rlmesh_ray.spaces.validation import extremes
 
 BATCH_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 """Observations of a batched agent besides those of the environment."""
