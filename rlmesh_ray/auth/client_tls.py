@@ -134,7 +134,6 @@ def read_pem(file: Path) -> bytes:
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:
-    """Load a certificate chain and its key; raises ConfigurationError."""
     try:
         for file in (certificate, private_key):
             read_file(file)  # OpenSSL would wait for a pipe's writer
@@ -148,7 +147,6 @@ def load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> 
 
 
 def load_authority(context: ssl.SSLContext, authority: Path) -> None:
-    """Load the certificate of the other side's authority; raises ConfigurationError."""
     try:
         read_file(authority)
         context.load_verify_locations(authority)

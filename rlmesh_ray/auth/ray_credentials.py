@@ -38,28 +38,20 @@ class RayTls:
         Raises:
             ConfigurationError: Ray's TLS is enabled, and a variable is missing.
         """
-        return ray_tls_files()
-
-
-def ray_tls_files(environ: Mapping[str, str] = os.environ) -> RayTlsFiles | None:
-    """Return the files that Ray's variables name; None where Ray does not use TLS.
-
-    Raises ConfigurationError where its TLS is enabled, and a variable is missing.
-    """
-    if environ.get(_SWITCH, "0").lower() not in ("1", "true"):
-        return None
-    missing = [name for name in _NAMES if not environ.get(name)]
-    if missing:
-        raise ConfigurationError(
-            f"{_SWITCH} is set, but not {' and '.join(missing)}; set all of {', '.join(_NAMES)} to "
-            f"files in PEM form, or unset {_SWITCH}"
-        )
-    return RayTlsFiles(*(Path(environ[name]) for name in _NAMES))
+        if os.environ.get(_SWITCH, "0").lower() not in ("1", "true"):
+            return None
+        missing = [name for name in _NAMES if not os.environ.get(name)]
+        if missing:
+            raise ConfigurationError(
+                f"{_SWITCH} is set, but not {' and '.join(missing)}; set all of "
+                f"{', '.join(_NAMES)} to files in PEM form, or unset {_SWITCH}"
+            )
+        return RayTlsFiles(*(Path(os.environ[name]) for name in _NAMES))
 
 
 def require_ray_tls() -> RayTlsFiles:
     """Return the files that Ray's variables name; raises ConfigurationError without its TLS."""
-    files = ray_tls_files()
+    files = RayTls().files()
     if files is None:
         raise ConfigurationError(
             f"Ray does not use TLS here: set {_SWITCH}=1 and {', '.join(_NAMES)}, or name the "

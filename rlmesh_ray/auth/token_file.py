@@ -211,7 +211,6 @@ ServerToken = TokenSource | Literal[False] | None
 
 
 def client_token_of(source: TokenSource) -> str:
-    """Return the token that a client sends; raises ConfigurationError."""
     return source.client_token() if isinstance(source, TokenFile) else source
 
 
@@ -246,7 +245,6 @@ class TokenStore:
         self._looked_s = clock()
 
     def role_of(self, token: bytes) -> TokenRole | None:
-        """Return the role of a token; None where it is not accepted."""
         self._reload_if_changed()
         digest = hashlib.sha256(token).digest()
         found = 0
@@ -256,7 +254,6 @@ class TokenStore:
         return TokenRole(found) if found else None
 
     def _reload_if_changed(self) -> None:
-        """Reload the file if it has changed; checks at most once a second."""
         if self._file is None or self._clock() - self._looked_s < _LOOK_AGAIN_S:
             return
         self._looked_s = self._clock()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.auth.ray_credentials import RayTls, ray_tls_files, ray_tokens, require_ray_tls
+from rlmesh_ray.auth.ray_credentials import RayTls, ray_tokens, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 from tests.odd_files import IRREGULAR, put
 
@@ -16,31 +16,43 @@ FILES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def ray_names_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in FILES.items():
+        monkeypatch.setenv(name, file)
+
+
 @pytest.mark.parametrize("switch", ["1", "true", "True"])
-def test_rays_files_are_taken_where_ray_uses_tls(switch: str) -> None:
-    files = ray_tls_files({"RAY_USE_TLS": switch, **FILES})
+def test_rays_files_are_taken_where_ray_uses_tls(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", switch)
+    files = RayTls().files()
 
     assert files is not None
+    assert files == require_ray_tls()
     assert [str(file) for file in files] == ["/tls/own.pem", "/tls/own.key", "/tls/ca.pem"]
 
 
-@pytest.mark.parametrize("switch", [{}, {"RAY_USE_TLS": "0"}])
+@pytest.mark.parametrize("switch", ["", "0"])
 def test_where_ray_uses_no_tls_there_are_no_files(
-    switch: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ray_tls_files({**switch, **FILES}) is None
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    if switch:
+        monkeypatch.setenv("RAY_USE_TLS", switch)
     assert RayTls().files() is None
     with pytest.raises(ConfigurationError, match="RAY_USE_TLS=1"):
         require_ray_tls()
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_variable_that_is_missing_is_named(name: str) -> None:
-    environ = {"RAY_USE_TLS": "1", **FILES, name: ""}
+def test_a_variable_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv(name, "")
 
     with pytest.raises(ConfigurationError, match=f"RAY_USE_TLS is set, but not {name}"):
-        ray_tls_files(environ)
+        RayTls().files()
 
 
 def test_rays_tokens_are_found_wherever_ray_looks(
