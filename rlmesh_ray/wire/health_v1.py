@@ -1,4 +1,7 @@
-"""The frames of grpc.health.v1, gRPC's standard health checking protocol."""
+"""The frames of grpc.health.v1, gRPC's standard health checking protocol.
+
+Functions that parse raise CodecError.
+"""
 
 from grpc_health.v1 import health_pb2
 
@@ -24,7 +27,6 @@ def pack_request(service: str = WHOLE_ENDPOINT) -> bytes:
 
 
 def parse_request(data: bytes) -> str:
-    """Return the service in a HealthCheckRequest. Raises CodecError where ``data`` is none."""
     return str(parse(health_pb2.HealthCheckRequest, data).service)
 
 

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from rlmesh_ray.errors import (
     CodecError,
@@ -38,7 +39,7 @@ from rlmesh_ray.spaces.images import (
 )
 from rlmesh_ray.spaces.spec import Column, DictSpec, Leaf, SpaceSpec, TupleSpec, leaves
 from rlmesh_ray.wire.rlmesh_v1 import values
-from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec, ContractCodecs, check_column
+from rlmesh_ray.wire.rlmesh_v1.values import BatchCodec, ContractCodecs, NodeCodec, check_column
 
 MAX_PIXEL_BYTES = 2**28
 """Most bytes of pixels in a batch: a small file may be a large image."""
@@ -82,43 +83,31 @@ def require_room(spec: SpaceSpec, num_lanes: int) -> None:
 
 
 def codec_of(option: object, spec: SpaceSpec, num_lanes: int) -> ImageCodec:
-    """Return the codec that an option names for batches of a space; raises ConfigurationError."""
     codec = ImageCodec.from_option(option)
     require_codec(codec, spec)
     require_room(spec, num_lanes)
     return codec
 
 
-class ImageBatchCodec(BatchCodec):
+class ImageBatchCodec(NodeCodec):
     """Codec of a space with images, which are compressed; of a reader, only the format matters."""
 
     def __init__(self, spec: SpaceSpec, codec: ImageCodec) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._codec = codec
-        self._leaves = leaves(spec)
         self._images = frozenset(leaf.path for leaf in image_leaves(spec))
         self._is_root = not isinstance(spec, (DictSpec, TupleSpec))
 
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
-        by_leaf = []
-        for leaf, column in zip(self._leaves, columns, strict=True):
-            check_column(leaf, column, num_lanes)
-            is_image = leaf.path in self._images
-            by_leaf.append((self._files if is_image else values.node_values)(leaf, column))
-        if self._is_root:
-            return b"".join(by_leaf[0])
-        return values.encode_nodes(self._spec, by_leaf, num_lanes)
+        if not self._is_root:
+            return super().encode(columns, num_lanes)
+        check_column(self._leaves[0], columns[0], num_lanes)
+        return b"".join(self.node_values(self._leaves[0], columns[0]))
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        if self._is_root:
-            return [self._pixels(self._leaves[0], [data], num_lanes)]
-        parts = values.decode_nodes(self._spec, data, num_lanes)
-        return [
-            self._pixels(leaf, lanes, num_lanes)
-            if leaf.path in self._images
-            else values.column_of(leaf, lanes)
-            for leaf, lanes in zip(self._leaves, parts, strict=True)
-        ]
+        if not self._is_root:
+            return super().decode(data, num_lanes)
+        return [self._pixels(self._leaves[0], [data], num_lanes)]
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
         if len(counts) > 1:
@@ -128,12 +117,18 @@ class ImageBatchCodec(BatchCodec):
                 raise CodecError(str(error)) from error
         return super().join(batches, counts)
 
-    def _files(self, leaf: Leaf, column: Column) -> list[bytes]:
-        assert not isinstance(column, tuple)
+    def node_values(self, leaf: Leaf, column: Column) -> Sequence[Any]:
+        if leaf.path not in self._images or isinstance(column, tuple):
+            return super().node_values(leaf, column)
         files = self._codec.encode(column.reshape(-1, *leaf.shape[-3:]))
         sized = [part for file in files for part in (_SIZE.pack(len(file)), file)]
         step = len(sized) // len(column)
         return [b"".join(sized[at : at + step]) for at in range(0, len(sized), step)]
+
+    def column(self, leaf: Leaf, lanes: list[Any]) -> Column:
+        if leaf.path not in self._images:
+            return super().column(leaf, lanes)
+        return self._pixels(leaf, lanes, len(lanes))
 
     def _pixels(self, leaf: Leaf, lanes: Sequence[bytes], num_lanes: int) -> Column:
         num_images = math.prod(leaf.shape[:-3]) * (num_lanes if self._is_root else 1)

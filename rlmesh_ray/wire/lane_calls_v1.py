@@ -1,6 +1,7 @@
 """The frames of LaneService: calls into the environments of a session.
 
 Arguments arrive as they are, or are refused before they are sent. Results are encoded as infos are.
+Functions that parse raise CodecError.
 """
 
 from collections.abc import Sequence
@@ -9,13 +10,12 @@ from typing import Any
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import EnvErrorCode
-from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1 import service_pb2 as pb
 from rlmesh_ray.wire.protobuf import as_utf8, few, parse
 from rlmesh_ray.wire.rlmesh_v1.meta import (
     InputEncoder,
     check_peer_nodes,
-    decode_meta,
+    decode_value,
     encode_meta,
 )
 
@@ -82,12 +82,11 @@ def pack_call(call: LaneCall) -> bytes:
 
 
 def parse_call(data: bytes) -> LaneCall:
-    """Return the call in ``data``; raises CodecError, also for too many arguments or lanes."""
     message = parse(pb.CallRequest, data)
     check_peer_nodes(message.arguments)
     return LaneCall(
         message.name,
-        tuple(_values(message.arguments)),
+        tuple(map(decode_value, message.arguments.items)),
         few(message.env_indices, "lanes"),
         message.num_requests,
         message.timeout_ms,
@@ -112,19 +111,11 @@ def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
 
 
 def parse_response(data: bytes) -> tuple[Any, ...] | CallFailed:
-    """Return the results or the failure in ``data``; raises CodecError."""
     message = parse(pb.CallResponse, data)
     match message.WhichOneof("kind"):
         case "results":
-            return tuple(_values(message.results))
+            return tuple(map(decode_value, message.results.items))
         case "error":
             code = EnvErrorCode(message.error.code)
             return CallFailed(code, message.error.message, message.error.debug_info)
     raise CodecError("the frame holds neither results nor an error")
-
-
-def _values(message: meta_pb2.MetaList) -> list[Any]:
-    infos = meta_pb2.MetaMap()
-    infos.entries[_KEY].list.CopyFrom(message)
-    values: list[Any] = decode_meta(infos)[_KEY]
-    return values

@@ -1,4 +1,7 @@
-"""The frames of ObserverService: sessions and statistics of an endpoint, for observers."""
+"""The frames of ObserverService: sessions and statistics of an endpoint, for observers.
+
+Functions that parse raise CodecError.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -75,7 +78,6 @@ def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
 
 
 def parse_sessions(data: bytes) -> tuple[ObservedSession, ...]:
-    """Return the sessions in a ListResponse; raises CodecError, also for contradicting widths."""
     return tuple(map(_session, parse(pb.ListResponse, data).sessions))
 
 
@@ -96,7 +98,6 @@ def pack_render_request(name: str, lane: int) -> bytes:
 
 
 def parse_render_request(data: bytes) -> tuple[str, int]:
-    """Return session name and lane in a RenderRequest; raises CodecError."""
     message = parse(pb.RenderRequest, data)
     return message.name, message.lane
 
@@ -124,7 +125,6 @@ def pack_statistics(endpoints: Iterable[EndpointStatistics]) -> bytes:
 
 
 def parse_statistics(data: bytes) -> tuple[EndpointStatistics, ...]:
-    """Return the endpoints in a StatisticsResponse; raises CodecError, also for other JSON."""
     return tuple(map(_statistics, parse(pb.StatisticsResponse, data).endpoints))
 
 

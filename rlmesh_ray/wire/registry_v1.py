@@ -1,4 +1,7 @@
-"""The frames of RegistryService: registration of endpoints at a pool's registrar."""
+"""The frames of RegistryService: registration of endpoints at a pool's registrar.
+
+Functions that parse raise CodecError.
+"""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.pool_membership import (
@@ -59,7 +62,6 @@ def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) 
 
 
 def parse_registration_reply(data: bytes) -> RegistrationAccepted | RegistrationRefused:
-    """Return the answer in an AttendResponse; raises CodecError for neither kind of answer."""
     message = parse(pb.AttendResponse, data)
     match message.WhichOneof("kind"):
         case "registered":

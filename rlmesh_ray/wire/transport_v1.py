@@ -1,4 +1,7 @@
-"""The frames of TransportService.OpenTcp: tickets for direct TCP connections."""
+"""The frames of TransportService.OpenTcp: tickets for direct TCP connections.
+
+Functions that parse raise CodecError.
+"""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.transport.v1 import service_pb2 as pb
@@ -14,7 +17,6 @@ def pack_request(timeout_ms: int) -> bytes:
 
 
 def parse_request(data: bytes) -> int:
-    """Return the timeout of steps in an OpenTcpRequest, in ms; raises CodecError."""
     return parse(pb.OpenTcpRequest, data).timeout_ms
 
 

@@ -191,7 +191,6 @@ def pack_request(
 
 
 def parse_response(data: bytes) -> EnvResponse:
-    """Return the response in ``data``; raises CodecError."""
     try:
         return parse_step_done(data)
     except FastCodecMiss:
@@ -199,7 +198,6 @@ def parse_response(data: bytes) -> EnvResponse:
 
 
 def too_large(request: EnvRequest, num_bytes: int, max_bytes: int) -> CodecError:
-    """Return the error of a request whose frame is too large for the peer; it names the remedy."""
     remedy = "give shorter text"
     if isinstance(request, Reset) and request.options:
         sizes = {
@@ -216,7 +214,6 @@ def too_large(request: EnvRequest, num_bytes: int, max_bytes: int) -> CodecError
 def options_to_proto(
     options: Mapping[str, object], *, tag_arrays: bool, max_bytes: int
 ) -> meta_pb2.MetaMap:
-    """Return the options of a reset; arguments and errors as for ``pack_request``."""
     message = meta_pb2.MetaMap()
     encoder = InputEncoder("the options", tag_arrays=tag_arrays, max_bytes=max_bytes)
     encoder.fill_map(message, options, "options")
@@ -308,7 +305,6 @@ read_response: Callable[[bytes], EnvResponse] = partial(
 
 
 def records_from_proto(messages: Iterable[Any]) -> tuple[EpisodeRecord, ...]:
-    """Return the records in messages. Raises CodecError if an array in an info is malformed."""
     return tuple(
         EpisodeRecord(
             episode_id=message.episode_id,

@@ -14,13 +14,11 @@ MAX_CAPABILITIES = 1024
 
 
 def capabilities_of(message: Any) -> dict[str, str]:
-    """Return the capabilities in a message of a peer; raises CodecError for too many."""
     few(message.capabilities, "capabilities", MAX_CAPABILITIES)
     return dict(message.capabilities)
 
 
 def editions_of(message: Any) -> tuple[str, ...]:
-    """Return the editions in a message of a peer; raises CodecError for too many."""
     return few(message.supported_workflow_editions, "editions", MAX_CAPABILITIES)
 
 
@@ -50,7 +48,6 @@ class HandshakeFrames:
         self._service = service
 
     def parse_request(self, data: bytes) -> HandshakeRequest:
-        """Return the client's offer; one with too many capabilities or editions is refused."""
         message = parse(self._service.HandshakeRequest, data)
         return HandshakeRequest(
             generation=message.protocol_generation,

@@ -59,7 +59,6 @@ def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
 
 
 def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
-    """Return the largest size of a batch from ``values.encode_batch``."""
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
         return num_lanes * _field(_node(spec))
     return num_lanes * leaves(spec)[0].lane_bytes

@@ -22,8 +22,6 @@ from rlmesh_ray.spaces.vector_infos import (
     CONTAINERS,
     LEFT_OUT_KEY,
     bounded_repr,
-    int_repr_cost,
-    left_out_notice,
     type_repr,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
@@ -89,7 +87,6 @@ class MetaBudget:
         return True
 
     def lacking(self, num_nodes: int) -> str:
-        """Return why the budget does not afford a value of ``num_nodes``."""
         return TOO_MANY if num_nodes > self.nodes_left else TOO_LARGE
 
     @contextlib.contextmanager
@@ -213,7 +210,7 @@ def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
     Keys are in alphabetical order. Raises CodecError for an invalid array.
     """
     # The order of a protobuf map is undefined, and differs between processes.
-    return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
+    return {key: decode_value(message.entries[key]) for key in sorted(message.entries)}
 
 
 def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
@@ -267,7 +264,10 @@ class _MetaEncoder:
             with budget.halved():
                 self._fill(self._entry(message, key), value, 0)
         if budget.left_out:
-            message.entries[LEFT_OUT_KEY].str = left_out_notice(budget.left_out)
+            num_entries, reasons = budget.left_out.total(), "; ".join(budget.left_out)
+            message.entries[
+                LEFT_OUT_KEY
+            ].str = f"{num_entries} entries of the infos were left out or made text: {reasons}"
         budget.left_out += former
 
     def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
@@ -379,13 +379,12 @@ class _MetaEncoder:
 
     def _text(self, value: Any) -> str:
         """Return the text of a value, whose cost in time is charged."""
+        cost = (0, 0)
         if isinstance(value, CONTAINERS):
-            is_affordable = self._budget.affords(_REPR_BYTES, _REPR_NODES)
-        else:
-            is_affordable = self._budget.affords(
-                0, int_repr_cost(value) if isinstance(value, int) else 0
-            )
-        return _as_text(value) if is_affordable else type_repr(value)
+            cost = (_REPR_BYTES, _REPR_NODES)
+        elif isinstance(value, int):  # its decimal form takes time
+            cost = (0, value.bit_length() // 64)
+        return _as_text(value) if self._budget.affords(*cost) else type_repr(value)
 
 
 def _num_parts(value: Any) -> int:
@@ -409,7 +408,6 @@ def _fill_tagged(message: pb.MetaValue, array: NDArray[Any]) -> None:
 
 
 def _scalar(value: Any) -> tuple[str, Any] | None:
-    """Return the field and the plain value of a scalar; None for other values."""
     if isinstance(value, (bool, np.bool_)):
         return "bool", bool(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, np.timedelta64):
@@ -430,16 +428,16 @@ def _as_text(value: Any) -> str:
         return type_repr(value)
 
 
-def _decode(message: pb.MetaValue) -> Any:
+def decode_value(message: pb.MetaValue) -> Any:
     kind = message.WhichOneof("kind")
     if kind is None:
         return None
     if kind == "list":
-        return [_decode(item) for item in message.list.items]
+        return [decode_value(item) for item in message.list.items]
     if kind == "map":
         entries = message.map.entries
         if len(entries) == 1 and ARRAY_KEY in entries:
-            return _array(_decode(entries[ARRAY_KEY]))
+            return _array(decode_value(entries[ARRAY_KEY]))
         return decode_meta(message.map)
     return getattr(message, kind)
 

@@ -104,7 +104,6 @@ def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
 
 
 def _horizon_in(contract: EnvContract | None) -> int:
-    """Return how many actions of each chunk a route wants; raises CodecError."""
     horizon = 1 if contract is None else contract.metadata.get(ACTION_CHUNKS, 1)
     if type(horizon) is not int or horizon < 1:
         raise CodecError(
@@ -141,7 +140,6 @@ parse_request: Callable[[bytes], ModelRequest | MalformedRequest] = partial(
 
 
 def pack_request(request: ModelRequest) -> bytes:
-    """Return the frame of ``request``; raises CodecError for a number beyond its field."""
     try:
         message = pb.JoinRequest(request_id=request.request_id)
         match request:

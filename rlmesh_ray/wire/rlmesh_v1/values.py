@@ -79,7 +79,6 @@ class BatchCodec(ABC):
 def join_each(
     codecs: Sequence[BatchCodec], batches: Sequence[bytes], counts: Sequence[int]
 ) -> list[Column]:
-    """Decode batches, each by its own codec of one space; see ``BatchCodec.join``."""
     parts = zip(codecs, batches, counts, strict=True)
     return concatenate([codec.decode(data, count) for codec, data, count in parts])
 
@@ -87,7 +86,6 @@ def join_each(
 def split_each(
     codecs: Sequence[BatchCodec], columns: Sequence[Column], counts: Sequence[int]
 ) -> list[bytes]:
-    """Encode batches, each by its own codec of one space; see ``BatchCodec.split``."""
     parts = zip(codecs, split(columns, counts), counts, strict=True)
     return [codec.encode(own, count) for codec, own, count in parts]
 
@@ -100,25 +98,21 @@ class ContractCodecs(NamedTuple):
 
     @classmethod
     def made_by(cls, codec: Callable[[SpaceSpec], BatchCodec], contract: EnvContract) -> Self:
-        """Return those that ``codec`` returns for the spaces of a contract."""
         return cls(codec(contract.observation_space), codec(contract.action_space))
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-    """Return the bytes of a batch of a space; see ``BatchCodec.encode``."""
     return codec(spec).encode(columns, num_lanes)
 
 
 def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
-    """Return the columns of a batch of a space; see ``BatchCodec.decode``."""
     return codec(spec).decode(data, num_lanes)
 
 
 @lru_cache(maxsize=256)
 def codec(spec: SpaceSpec) -> BatchCodec:
-    """Return the cached codec of a space of one lane."""
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
-        return _NodeCodec(spec)
+        return NodeCodec(spec)
     return _ArrayCodec(leaves(spec)[0])
 
 
@@ -195,8 +189,8 @@ class _ArrayCodec(BatchCodec):
         return [data[end - n * size : end] for end, n in zip(ends, counts, strict=True)]
 
 
-class _NodeCodec(BatchCodec):
-    """Codec of all other spaces."""
+class NodeCodec(BatchCodec):
+    """Codec of all other spaces: a ``ValueList`` with one node for each lane."""
 
     def __init__(self, spec: SpaceSpec) -> None:
         self._spec = spec
@@ -207,37 +201,51 @@ class _NodeCodec(BatchCodec):
             raise CodecError(f"{len(columns)} columns for {len(self._leaves)} leaves")
         for leaf, column in zip(self._leaves, columns, strict=True):
             check_column(leaf, column, num_lanes)
-        parts = zip(self._leaves, columns, strict=True)
-        return encode_nodes(self._spec, [node_values(*part) for part in parts], num_lanes)
+        by_leaf = [self.node_values(*part) for part in zip(self._leaves, columns, strict=True)]
+        batch = pb.ValueList()
+        try:
+            for lane in range(num_lanes):
+                _fill(batch.items.add(), self._spec, (lanes[lane] for lanes in by_leaf))
+            return batch.SerializeToString()
+        except ValueError as error:  # a text without UTF-8 form, or more than 2 GiB
+            raise CodecError(f"the batch has no wire form: {error}") from error
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        parts = decode_nodes(self._spec, data, num_lanes)
-        return [column_of(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
+        most_parts = max(MOST_PARTS, _NODE_PARTS * num_lanes * len(self._leaves))
+        batch = parse(pb.ValueList, data, most_parts=most_parts)
+        if len(batch.items) != num_lanes:
+            raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
+        parts: list[list[Any]] = [[] for _ in self._leaves]
+        for node in batch.items:
+            _collect(self._spec, node, iter(parts))
+        return [self.column(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
 
+    def node_values(self, leaf: Leaf, column: Column) -> Sequence[Any]:
+        """Return the value for each lane's node: texts, integers or bytes."""
+        if isinstance(column, tuple):
+            return column
+        if isinstance(leaf.spec, DiscreteSpec):
+            numbers: list[int] = column.tolist()
+            return numbers
+        data, size = array_bytes(leaf, column), leaf.lane_bytes
+        return [data[lane * size : (lane + 1) * size] for lane in range(len(column))]
 
-def encode_nodes(spec: SpaceSpec, by_leaf: Sequence[Sequence[Any]], num_lanes: int) -> bytes:
-    """Return a ``ValueList`` with one node for each lane, of each leaf's ``node_values``.
-
-    Raises CodecError for values without a wire form.
-    """
-    batch = pb.ValueList()
-    try:
-        for lane in range(num_lanes):
-            _fill(batch.items.add(), spec, (lanes[lane] for lanes in by_leaf))
-        return batch.SerializeToString()
-    except ValueError as error:  # a text without UTF-8 form, or more than 2 GiB
-        raise CodecError(f"the batch has no wire form: {error}") from error
-
-
-def node_values(leaf: Leaf, column: Column) -> Sequence[Any]:
-    """Return the value for each lane's node: texts, integers or bytes."""
-    if isinstance(column, tuple):
-        return column
-    if isinstance(leaf.spec, DiscreteSpec):
-        numbers: list[int] = column.tolist()
-        return numbers
-    data, size = array_bytes(leaf, column), leaf.lane_bytes
-    return [data[lane * size : (lane + 1) * size] for lane in range(len(column))]
+    def column(self, leaf: Leaf, lanes: list[Any]) -> Column:
+        """Return a column from the values of its lanes' nodes, whose sizes are not checked yet."""
+        if leaf.dtype is None:
+            return tuple(lanes)
+        if not isinstance(leaf.spec, DiscreteSpec):
+            for value in lanes:
+                if len(value) != leaf.lane_bytes:
+                    raise CodecError(
+                        f"{leaf.name}: {len(value)} bytes, expected {leaf.lane_bytes} a lane"
+                    )
+            return array_column(leaf, b"".join(lanes), len(lanes))
+        column = np.array(lanes, np.int64)
+        narrow = column.astype(leaf.dtype)
+        if (narrow != column).any():
+            raise CodecError(f"{leaf.name}: an integer is beyond {leaf.dtype}")
+        return narrow
 
 
 def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> None:
@@ -251,21 +259,6 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
             _fill(node.tuple.items.add(), part, parts)
     else:
         setattr(node, _KINDS[type(spec)], next(parts))
-
-
-def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]]:
-    """Return for each leaf the values of the lanes' nodes, as ``node_values`` returns them.
-
-    Raises CodecError for other lanes or another structure; sizes are not checked.
-    """
-    most_parts = max(MOST_PARTS, _NODE_PARTS * num_lanes * len(leaves(spec)))
-    batch = parse(pb.ValueList, data, most_parts=most_parts)
-    if len(batch.items) != num_lanes:
-        raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
-    parts: list[list[Any]] = [[] for _ in leaves(spec)]
-    for node in batch.items:
-        _collect(spec, node, iter(parts))
-    return parts
 
 
 def _collect(spec: SpaceSpec, node: pb.SpaceValueNode, parts: Iterator[list[Any]]) -> None:
@@ -290,24 +283,3 @@ def _part(node: pb.SpaceValueNode, kind: str) -> Any:
     if found != kind:
         raise CodecError(f"a value is {found or 'empty'} where the space has {kind}")
     return getattr(node, kind)
-
-
-def column_of(leaf: Leaf, lanes: list[Any]) -> Column:
-    """Return a column from the values of its lanes' nodes.
-
-    Raises CodecError for an array of another size, and an integer that the dtype does not hold.
-    """
-    if leaf.dtype is None:
-        return tuple(lanes)
-    if not isinstance(leaf.spec, DiscreteSpec):
-        for value in lanes:
-            if len(value) != leaf.lane_bytes:
-                raise CodecError(
-                    f"{leaf.name}: {len(value)} bytes, expected {leaf.lane_bytes} a lane"
-                )
-        return array_column(leaf, b"".join(lanes), len(lanes))
-    column = np.array(lanes, np.int64)
-    narrow = column.astype(leaf.dtype)
-    if (narrow != column).any():
-        raise CodecError(f"{leaf.name}: an integer is beyond {leaf.dtype}")
-    return narrow
