@@ -20,7 +20,6 @@ ALLOWED_PROTOCOLS = {
     "EnvServerFrames": "the modules env: wire, released",
     "EnvSessionClient": "EnvClient, WorldClient",
     "EpisodeCounterSource": "keeps protocol from transport, which has EndpointSide",
-    "EpisodeCounters": "keeps protocol from transport, which has EpisodeCounts",
     "ExportablePolicy": "TorchPolicy, RecurrentTorchPolicy, RllibPolicy",
     "FurtherPort": "keeps the server from the dialect openpi, which has OpenpiPort",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",

@@ -37,6 +37,7 @@ from rlmesh_ray.protocol.messages import (
 )
 
 ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
+RemoteErrorT = TypeVar("RemoteErrorT", RemoteEnvError, RemoteModelError)
 
 
 def endpoint_timeout_ms(timeout_s: float) -> int:
@@ -98,9 +99,7 @@ class _ClientSession:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        """The endpoint's."""
         self.is_closed = False
-        """Whether ``close`` was called."""
         self._end: RlmeshError | None = None
 
     @property
@@ -118,7 +117,6 @@ class _ClientSession:
             ) from self._end
 
     def close(self) -> None:
-        """Refuse all further requests; the session is about to be closed."""
         self.is_closed = True
 
     def closed(self) -> EndpointClosedError:
@@ -128,6 +126,12 @@ class _ClientSession:
         """Refuse all further requests, because of ``error``; the first error counts."""
         self._end = self._end or error
 
+    def replied(self, error: RemoteErrorT) -> RemoteErrorT:
+        """Return an error of the endpoint; one that is not recoverable ends the session."""
+        if not error.is_recoverable:
+            self.fail(error)
+        return error
+
 
 class EnvClientSession(_ClientSession):
     """Requests and replies of a session with an EnvService; replies come in the requests' order."""
@@ -136,11 +140,9 @@ class EnvClientSession(_ClientSession):
         super().__init__(address)
         self._all_lanes = tuple(range(num_lanes))
         self.capabilities = capabilities
-        """What the endpoint offers."""
         self.num_sent = 0
-        """Number of requests sent on the Join stream."""
         self.num_received = 0
-        """Number of replies; after the first one the endpoint knows the session."""
+        """Replies on the Join stream; after the first one the endpoint knows the session."""
 
     @property
     def has_unanswered(self) -> bool:
@@ -200,7 +202,15 @@ class EnvClientSession(_ClientSession):
                 f"the answer is for request {quoted(response.request_id)!r}", request_id
             )
         if isinstance(response, EnvFailed):
-            raise self._error(response)
+            raise self.replied(
+                RemoteEnvError(
+                    response.code.name,
+                    response.message,
+                    response.is_recoverable,
+                    response.debug_info,
+                    response.interrupted_episodes,
+                )
+            )
         if not isinstance(response, kind):
             name = type(response).__name__
             raise self.broken(f"{name} does not answer this request", request_id)
@@ -217,18 +227,6 @@ class EnvClientSession(_ClientSession):
         if not isinstance(error, RlmeshError):
             why = f"{type(error).__name__} came in the middle of a request"
             self.fail(EndpointLostError(why, self.address))
-
-    def _error(self, failed: EnvFailed) -> RemoteEnvError:
-        error = RemoteEnvError(
-            failed.code.name,
-            failed.message,
-            failed.is_recoverable,
-            failed.debug_info,
-            failed.interrupted_episodes,
-        )
-        if not failed.is_recoverable:
-            self.fail(error)
-        return error
 
 
 def is_still_starting(error: RemoteEnvError) -> bool:
@@ -259,10 +257,8 @@ class ModelClientSession(_ClientSession):
         return error
 
     def error_of(self, failed: ModelFailed) -> RemoteModelError:
-        """Return the error that a reply is; one that is not recoverable ends the session."""
-        error = RemoteModelError(
-            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
+        return self.replied(
+            RemoteModelError(
+                failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
+            )
         )
-        if not failed.is_recoverable:
-            self.fail(error)
-        return error

@@ -214,9 +214,7 @@ class StepOutcome:
     observation: bytes
     rewards: Sequence[float]
     terminated: bytes
-    """One byte for each lane, nonzero means set."""
     truncated: bytes
-    """One byte for each lane, nonzero means set."""
     infos: Infos
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
     """By lane: the last infos of each episode that ended on this step."""
@@ -229,7 +227,6 @@ class RenderOutcome:
     png: bytes | None
     """None: the environment has no frame."""
     took_s: float = 0.0
-    """Duration of the call."""
 
 
 EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure
@@ -247,31 +244,19 @@ class EpisodeStart:
     start_ns: int
 
 
-class EpisodeCounters(Protocol):
-    """Counts of the tracked episodes at one moment: one entry for each lane, in lists or arrays."""
-
-    @property
-    def is_tracked(self) -> Any:
-        """Whether the lane's episode is tracked."""
-
-    @property
-    def step_counts(self) -> Any:
-        """Steps of the lane's episode, or of its last one."""
-
-    @property
-    def cumulative_rewards(self) -> Any:
-        """Sum of the rewards of that episode."""
-
-
 class EpisodeCounterSource(Protocol):
-    """The counts before and after the last request."""
+    """Counts of the tracked episodes, as the ``EpisodeCounts`` of ``transport.session_progress``.
+
+    ``is_tracked``, ``step_counts`` and ``cumulative_rewards`` are arrays with one entry for each
+    lane. After an episode has ended, its counts stay until the lane begins another.
+    """
 
     @property
-    def now(self) -> EpisodeCounters:
+    def now(self) -> Any:
         """The counts after the last request."""
 
     @property
-    def before(self) -> EpisodeCounters:
+    def before(self) -> Any:
         """The counts before the last request."""
 
 
@@ -303,7 +288,6 @@ class EpisodeTracker:
         return tuple(self._episodes)
 
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Replace the episodes by the ``episodes`` of another tracker."""
         self._episodes = list(episodes)
 
     def begin(
@@ -373,7 +357,7 @@ class EpisodeTracker:
     def _take_record(
         self,
         lane: int,
-        counts: EpisodeCounters,
+        counts: Any,
         flags: tuple[bool, bool],
         final_info: Infos,
         now_ns: int,

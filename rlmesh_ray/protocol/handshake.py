@@ -8,7 +8,7 @@ in ``text``.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError, printable
 from rlmesh_ray.protocol.capabilities import EDITION_NAME, PROTOCOL_V1
@@ -124,22 +124,20 @@ def answer_handshake(
     are accepted besides this package's own; the answer repeats the one that the client presents.
     """
     selected, reason = _select(offer, accept_texts)
-    if selected is None:
-        return HandshakeResponse(
-            compatible=False,
-            generation=GENERATION,
-            min_generation=GENERATION,
-            server_version=server_version,
-            editions=tuple(edition.name for edition in EDITIONS),
-            error_message=reason,
-        )
-    is_echo = _pin_differs(selected, offer.spec_sha256)
-    return HandshakeResponse(
-        compatible=True,
+    refusal = HandshakeResponse(
+        compatible=False,
         generation=GENERATION,
         min_generation=GENERATION,
         server_version=server_version,
         editions=tuple(edition.name for edition in EDITIONS),
+        error_message=reason,
+    )
+    if selected is None:
+        return refusal
+    is_echo = _pin_differs(selected, offer.spec_sha256)
+    return replace(
+        refusal,
+        compatible=True,
         capabilities=capabilities,
         selected_edition=selected.name,
         spec_sha256=offer.spec_sha256 if is_echo else selected.spec_sha256,
@@ -221,7 +219,6 @@ def _pin_message(edition: Edition, peer_sha256: str) -> str:
 
 
 def _server_remedy(peer_sha256: str) -> str:
-    """Return the server's option that accepts a known text, as the end of a message."""
     name = _known_text(peer_sha256)
     if not name:
         return ""

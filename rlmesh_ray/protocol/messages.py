@@ -53,6 +53,9 @@ class MalformedRequest(Request):
 
 
 # --- env streams -----------------------------------------------------------------------
+#
+# A ``timeout_ms`` of 0 is no deadline; empty ``env_indices`` are all lanes. Masks and flags are
+# one byte for each lane, nonzero means set.
 
 
 @message
@@ -70,9 +73,7 @@ class Reset(Request):
     """Empty, or one seed for each lane that is reset."""
     options: Mapping[str, object] = field(default_factory=dict)
     timeout_ms: int = 0
-    """0: no deadline."""
     env_indices: tuple[int, ...] = ()
-    """The lanes to reset; empty: all."""
     episode_ids: tuple[str, ...] = ()
     """Ids of the new episodes, where the client mints them: empty, or one for each lane that is
     reset."""
@@ -85,10 +86,8 @@ class Step(Request):
     action: bytes
     """A batch of actions, encoded by the dialect."""
     timeout_ms: int = 0
-    """0: no deadline."""
     env_indices: tuple[int, ...] = ()
-    """The lanes to step, whose actions the batch holds; ``rlmesh.protocol.v1`` reserves the field,
-    and an empty one steps all lanes."""
+    """The lanes whose actions the batch holds; ``rlmesh.protocol.v1`` reserves the field."""
     episode_ids: tuple[str, ...] = ()
     """Ids for the episodes that autoresets begin with this step, where the client mints them:
     empty, or one for each lane that is stepped."""
@@ -100,9 +99,7 @@ class Render(Request):
 
     mask: bytes = b""
     timeout_ms: int = 0
-    """0: no deadline."""
     env_indices: tuple[int, ...] = ()
-    """The lanes to render; empty: all."""
 
 
 @message
@@ -178,9 +175,7 @@ class StepDone(Response):
     observation: bytes
     rewards: Sequence[float]
     terminated: bytes
-    """One byte for each lane, nonzero means set."""
     truncated: bytes
-    """One byte for each lane, nonzero means set."""
     infos: Infos
     completed_episodes: tuple[EpisodeRecord, ...]
     episode_ids: tuple[str, ...]
@@ -339,11 +334,10 @@ class BatchRun:
     """Time that the policy took for all rows together."""
     component_id: str = ""
     """Names the server."""
-    decode_ns: int = field(default=0, compare=False)
-    """Time for the observations of all rows together; with that for the actions in
-    ``rlmesh-wire-v1`` only."""
-    encode_ns: int = field(default=0, compare=False)
-    """Time for their actions."""
+    decode_ns: int = field(default=0, compare=False, repr=False)
+    """Time that the server took for the observations of all rows together; clients have 0."""
+    encode_ns: int = field(default=0, compare=False, repr=False)
+    """Time that the server took for their actions; clients have 0."""
 
 
 @message
@@ -351,7 +345,6 @@ class Predicted(Response):
     """PredictResponse: the response to Predict."""
 
     context: PredictContext
-    """The context of the request."""
     action: bytes
     """A batch with one row for each slot."""
     run: BatchRun | None = None

@@ -11,7 +11,6 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address, ip_of
 
 MAX_ENDPOINTS = 1024
-"""Most endpoints of a pool."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first one a letter or digit"
