@@ -343,7 +343,7 @@ FAULTS = (
         "A client with another text of the provisional edition is served without the "
         "operator's consent.",
         "rlmesh_ray/protocol/handshake.py",
-        "if _pin_differs(selected, offer.spec_sha256) and offer.spec_sha256 not in accept_texts:",
+        "if _pin_differs(offer.spec_sha256) and offer.spec_sha256 not in accept_texts:",
         "if False:",
         "tests/loopback/test_raw_streams.py::"
         "test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_it",

@@ -1,9 +1,9 @@
 """Handshake and edition negotiation, for both services and both sides. Sans-I/O.
 
-The highest mutual edition is selected. While an edition is provisional, peers with different
-checksums of its text do not match: one name would stand for two contracts. An operator can accept
-another text explicitly: a server accepts the texts in ``accept_texts``, a client presents the one
-in ``text``.
+One edition exists so far, which is selected where both sides have it. While it is provisional,
+peers with different checksums of its text do not match: one name would stand for two contracts. An
+operator can accept another text explicitly: a server accepts the texts in ``accept_texts``, a
+client presents the one in ``text``.
 """
 
 import re
@@ -36,7 +36,6 @@ EDITION_2026_06 = Edition(
     "3827ecdfb7ad3c756c88587101675a412083252027720e4d0f7daa588f431d1e",
     "provisional",
 )
-EDITIONS = (EDITION_2026_06,)
 
 KNOWN_TEXTS: Mapping[str, str] = {
     # An earlier text of 2026.06, with the same messages and without "Value Conformance".
@@ -78,10 +77,7 @@ class HandshakeResponse:
 
 
 def edition_sha256(name: str) -> str:
-    """Return the sha256 of an edition text: 64 hexadecimal digits, or one of ``KNOWN_TEXTS``.
-
-    Raises ConfigurationError for another name.
-    """
+    """Return the sha256 of a text: 64 hexadecimal digits, or one of ``KNOWN_TEXTS``."""
     digest = KNOWN_TEXTS.get(name, name).lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ConfigurationError(
@@ -98,15 +94,14 @@ def make_handshake_request(
 
     ``text`` is the sha256 to present instead of this package's own, from ``edition_sha256``.
     """
-    newest = EDITIONS[-1]
     return HandshakeRequest(
         generation=GENERATION,
         client_name=client_name,
         client_version=client_version,
-        editions=tuple(edition.name for edition in EDITIONS),
+        editions=(EDITION_2026_06.name,),
         capabilities=capabilities,
-        spec_sha256=text or newest.spec_sha256,
-        status=newest.status,
+        spec_sha256=text or EDITION_2026_06.spec_sha256,
+        status=EDITION_2026_06.status,
     )
 
 
@@ -123,25 +118,25 @@ def answer_handshake(
     The contract is that of an EnvService. The sha256 in ``accept_texts`` (see ``edition_sha256``)
     are accepted besides this package's own; the answer repeats the one that the client presents.
     """
-    selected, reason = _select(offer, accept_texts)
+    reason = _obstacle(offer, accept_texts)
     refusal = HandshakeResponse(
         compatible=False,
         generation=GENERATION,
         min_generation=GENERATION,
         server_version=server_version,
-        editions=tuple(edition.name for edition in EDITIONS),
+        editions=(EDITION_2026_06.name,),
         error_message=reason,
     )
-    if selected is None:
+    if reason:
         return refusal
-    is_echo = _pin_differs(selected, offer.spec_sha256)
+    is_echo = _pin_differs(offer.spec_sha256)
     return replace(
         refusal,
         compatible=True,
         capabilities=capabilities,
-        selected_edition=selected.name,
-        spec_sha256=offer.spec_sha256 if is_echo else selected.spec_sha256,
-        status=(is_echo and offer.status) or selected.status,
+        selected_edition=EDITION_2026_06.name,
+        spec_sha256=offer.spec_sha256 if is_echo else EDITION_2026_06.spec_sha256,
+        status=(is_echo and offer.status) or EDITION_2026_06.status,
         contract=contract,
     )
 
@@ -163,19 +158,16 @@ def check_handshake_response(
             f"{_version_mismatch(answer)}; the server took the offer for one of its own generation",
             answer.editions,
         )
-    by_name = {edition.name: edition for edition in EDITIONS}
-    if answer.selected_edition not in offer.editions or answer.selected_edition not in by_name:
+    selected = answer.selected_edition
+    if selected not in offer.editions or selected != EDITION_2026_06.name:
         raise HandshakeRefusedError(
             f"{_version_mismatch(answer)}; the server selected edition "
-            f"{answer.selected_edition!r}, which was not offered",
+            f"{selected!r}, which was not offered",
             answer.editions,
         )
-    selected = by_name[answer.selected_edition]
-    if answer.spec_sha256 != offer.spec_sha256 and _pin_differs(selected, answer.spec_sha256):
+    if answer.spec_sha256 != offer.spec_sha256 and _pin_differs(answer.spec_sha256):
         remedy = _client_remedy(offer, answer.spec_sha256)
-        raise HandshakeRefusedError(
-            f"{_pin_message(selected, answer.spec_sha256)}{remedy}", answer.editions
-        )
+        raise HandshakeRefusedError(f"{_pin_message(answer.spec_sha256)}{remedy}", answer.editions)
     return answer
 
 
@@ -184,37 +176,36 @@ def _version_mismatch(answer: HandshakeResponse) -> str:
     version = f" (version {answer.server_version})" if answer.server_version else ""
     return (
         f"the server{version} supports {generation}, this package {GENERATION} with edition "
-        f"{EDITIONS[-1].name}: install versions that match"
+        f"{EDITION_2026_06.name}: install versions that match"
     )
 
 
-def _select(offer: HandshakeRequest, accept_texts: Collection[str]) -> tuple[Edition | None, str]:
+def _obstacle(offer: HandshakeRequest, accept_texts: Collection[str]) -> str:
+    """Return why a server refuses an offer; empty: it has selected the edition."""
     if offer.generation != GENERATION:
-        return None, (
+        return (
             f"protocol generation {quoted(offer.generation)!r} is not supported; "
             f"this endpoint supports {GENERATION!r}"
         )
-    mutual = [edition for edition in EDITIONS if edition.name in offer.editions]
-    if not mutual:
+    if EDITION_2026_06.name not in offer.editions:
         offered = quoted(", ".join(offer.editions)) or "none"
-        return None, f"no mutual workflow edition (offered: {offered})"
-    selected = mutual[-1]
-    if _pin_differs(selected, offer.spec_sha256) and offer.spec_sha256 not in accept_texts:
-        return None, (
-            f"{_pin_message(selected, offer.spec_sha256)}{_server_remedy(offer.spec_sha256)}"
-        )
-    return selected, ""
+        return f"no mutual workflow edition (offered: {offered})"
+    if _pin_differs(offer.spec_sha256) and offer.spec_sha256 not in accept_texts:
+        return f"{_pin_message(offer.spec_sha256)}{_server_remedy(offer.spec_sha256)}"
+    return ""
 
 
-def _pin_differs(edition: Edition, peer_sha256: str) -> bool:
+def _pin_differs(peer_sha256: str) -> bool:
+    edition = EDITION_2026_06
     is_shown = peer_sha256 != ""
     return is_shown and edition.status == "provisional" and peer_sha256 != edition.spec_sha256
 
 
-def _pin_message(edition: Edition, peer_sha256: str) -> str:
+def _pin_message(peer_sha256: str) -> str:
     return (
-        f"provisional edition {edition.name} is pinned to the text with sha256 "
-        f"{edition.spec_sha256[:_SHOWN_DIGITS]}…, the peer has {peer_sha256[:_SHOWN_DIGITS]}…"
+        f"provisional edition {EDITION_2026_06.name} is pinned to the text with sha256 "
+        f"{EDITION_2026_06.spec_sha256[:_SHOWN_DIGITS]}…, the peer has "
+        f"{peer_sha256[:_SHOWN_DIGITS]}…"
     )
 
 
@@ -233,7 +224,7 @@ def _client_remedy(offer: HandshakeRequest, server_text: str) -> str:
 
     ``server_text`` is its checksum, or an error message that quotes the first digits.
     """
-    own = EDITIONS[-1].spec_sha256
+    own = EDITION_2026_06.spec_sha256
     if offer.spec_sha256 != own and own[:_SHOWN_DIGITS] in server_text:
         return "; that is this package's own text: connect without edition_text (--edition-text)"
     name = _known_text(server_text)

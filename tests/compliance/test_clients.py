@@ -23,7 +23,12 @@ from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.errors import HandshakeRefusedError, RlmeshError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import EDITIONS, GENERATION, HandshakeRequest, HandshakeResponse
+from rlmesh_ray.protocol.handshake import (
+    EDITION_2026_06,
+    GENERATION,
+    HandshakeRequest,
+    HandshakeResponse,
+)
 from rlmesh_ray.protocol.messages import (
     Close,
     EnvFailed,
@@ -89,7 +94,7 @@ def joins_after_a_handshake(log: list[Event]) -> bool:
 
 
 def offers_all_it_can_do(log: list[Event]) -> bool:
-    own = tuple(edition.name for edition in EDITIONS)
+    own = (EDITION_2026_06.name,)
     offers = [offer for _, (offer, _) in _of(log, "handshake")]
     return all((one.generation, one.editions) == (GENERATION, own) for one in offers)
 
