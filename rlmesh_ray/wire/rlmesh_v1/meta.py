@@ -5,11 +5,10 @@ text (``encode_meta``). What a client sends arrives as it is, or is refused befo
 (``InputEncoder``).
 """
 
-import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -88,15 +87,6 @@ class MetaBudget:
 
     def lacking(self, num_nodes: int) -> str:
         return TOO_MANY if num_nodes > self.nodes_left else TOO_LARGE
-
-    @contextlib.contextmanager
-    def halved(self) -> Iterator[None]:
-        kept_bytes, kept_nodes = self.bytes_left // 2, self.nodes_left // 2
-        self.bytes_left -= kept_bytes
-        self.nodes_left -= kept_nodes
-        yield
-        self.bytes_left += kept_bytes
-        self.nodes_left += kept_nodes
 
 
 def encode_meta(
@@ -205,10 +195,7 @@ class InputEncoder:
 
 
 def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
-    """Return the entries of ``message``; sequences are lists, tagged arrays are arrays again.
-
-    Keys are in alphabetical order. Raises CodecError for an invalid array.
-    """
+    """Return entries in alphabetical order, with tagged arrays as arrays; raises CodecError."""
     # The order of a protobuf map is undefined, and differs between processes.
     return {key: decode_value(message.entries[key]) for key in sorted(message.entries)}
 
@@ -261,13 +248,16 @@ class _MetaEncoder:
             budget.left_out[TOO_MANY] = len(infos) - num_kept
         budget.affords(0, num_kept * _MAP_ENTRY_NODES)
         for key, value in itertools.islice(infos.items(), num_kept):
-            with budget.halved():
-                self._fill(self._entry(message, key), value, 0)
+            kept_bytes, kept_nodes = budget.bytes_left // 2, budget.nodes_left // 2
+            budget.bytes_left -= kept_bytes
+            budget.nodes_left -= kept_nodes
+            self._fill(self._entry(message, key), value, 0)
+            budget.bytes_left += kept_bytes
+            budget.nodes_left += kept_nodes
         if budget.left_out:
-            num_entries, reasons = budget.left_out.total(), "; ".join(budget.left_out)
-            message.entries[
-                LEFT_OUT_KEY
-            ].str = f"{num_entries} entries of the infos were left out or made text: {reasons}"
+            num, reasons = budget.left_out.total(), "; ".join(budget.left_out)
+            notice = f"{num} entries of the infos were left out or made text: {reasons}"
+            message.entries[LEFT_OUT_KEY].str = notice
         budget.left_out += former
 
     def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
