@@ -100,10 +100,7 @@ ClientTlsSource = ClientTls | RayTls
 
 
 def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
-    """Return the TLS files on this node; None: no TLS.
-
-    Raises ConfigurationError where Ray's TLS is enabled and its files are not named, too.
-    """
+    """Return the TLS files on this node; None: no TLS. Raises ConfigurationError."""
     if isinstance(tls, RayTls):
         files = tls.files()
         return ClientTls(files.authority, files.certificate, files.private_key) if files else None

@@ -78,10 +78,7 @@ TlsSource = ServerTls | RayTls
 
 
 def resolve_server_tls(tls: TlsSource | None) -> ServerTls | None:
-    """Return the TLS files on this node, which can be loaded; None: no TLS.
-
-    Raises ConfigurationError where Ray's TLS is enabled and its files are not named, too.
-    """
+    """Return the TLS files on this node, which can be loaded; None: no TLS."""
     if isinstance(tls, RayTls):
         files = tls.files()
         tls = ServerTls(*files) if files else None

@@ -19,6 +19,12 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.files import open_file
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 
+_LOG = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 1.0
+_MAX_FILE_BYTES = 64 * 1024
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_HAS_MODES = os.name == "posix"
 _PURPOSE = "rlmesh_ray.token.v1"
 _COMMAND = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 _REMEDY = f"make one with: {_COMMAND}"
@@ -53,10 +59,7 @@ class TokenEntry:
 
 
 def bearer_value(token: str) -> str:
-    """Return the value of the metadata entry ``authorization``.
-
-    Raises ConfigurationError for an empty token, and one that gRPC metadata cannot carry.
-    """
+    """Return the value of ``authorization``; raises ConfigurationError for a malformed token."""
     if not isinstance(token, str):  # a caller may pass anything
         raise ConfigurationError(
             f"the token is of type {type(token).__name__}; give a str or a TokenFile"
@@ -123,15 +126,6 @@ def derive_token(secret: str, endpoint_id: str, role: str = "client") -> str:
     digest = hmac.digest(secret.encode(), text.encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
-
-_LOG = logging.getLogger(__name__)
-
-_LOOK_AGAIN_S = 1.0
-
-
-_MAX_FILE_BYTES = 64 * 1024
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_HAS_MODES = os.name == "posix"
 
 FileStamp = tuple[int, int, int, int]
 """mtime, ctime, inode and size: changes when a file is written, replaced or changes its mode."""
@@ -218,10 +212,6 @@ def _stamp(status: os.stat_result) -> FileStamp:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
-_StoredToken = tuple[bytes, TokenRole]
-"""Digest and role."""
-
-
 class TokenStore:
     """Maps accepted tokens to roles; reloads its file when that changes.
 
@@ -280,7 +270,7 @@ def token_store(token: ServerToken) -> TokenStore | None:
     return None if token is None or token is False else TokenStore(token)
 
 
-def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, ...]:
+def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[tuple[bytes, TokenRole], ...]:
     foreign = [_digest(token) for token in ray_tokens()]
     known = tuple((_digest(entry.token), entry.role) for entry in entries)
     if any(hmac.compare_digest(own, ray) for own, _ in known for ray in foreign):

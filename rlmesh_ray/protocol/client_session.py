@@ -149,10 +149,7 @@ class EnvClientSession(_ClientSession):
         return self.num_sent > self.num_received
 
     def lanes_to_reset(self, lanes: Sequence[int]) -> tuple[int, ...]:
-        """Return the lanes that a Reset names: none where all are meant, as every peer knows.
-
-        Raises ConfigurationError where the endpoint cannot reset single lanes.
-        """
+        """Return the lanes that a Reset names, none for all; raises ConfigurationError."""
         if tuple(lanes) == self._all_lanes:
             return ()
         if lanes and names.PARTIAL_RESET not in self.capabilities:
@@ -165,13 +162,9 @@ class EnvClientSession(_ClientSession):
     def require_call(self, name: str) -> bool:
         """Make sure that a method or attribute of the environments may be called now.
 
-        Returns:
-            Whether the endpoint knows the session already. If not, a request must go first: the
-            call must not arrive before the Join.
-
-        Raises:
-            ConfigurationError: The endpoint's operator has not allowed it, or it has no calls.
-            LocalProtocolError: The first request of the session has not been answered yet.
+        Returns whether the endpoint knows the session already. If not, a request must go first: the
+        call must not arrive before the Join. Raises ConfigurationError where the endpoint's
+        operator has not allowed it, LocalProtocolError before the answer to the first request.
         """
         remedy = (
             f"have its operator allow it: EnvServer(..., allow_calls=({name!r},)), "

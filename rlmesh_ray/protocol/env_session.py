@@ -453,10 +453,7 @@ class EnvSession:
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
-        """Return the response to the request in progress, made from its ``outcome``.
-
-        Raises LocalProtocolError without such a request, and for an outcome of another kind.
-        """
+        """Return the response to the request in progress; raises LocalProtocolError without one."""
         request, self.pending = self.pending, None
         match request, outcome:
             case None, _:
@@ -655,10 +652,7 @@ class EnvSession:
         if not edition or edition.partition("-")[0] in self._rules.editions:
             return None
         supported = ", ".join(sorted(self._rules.editions))
-        return (
-            EnvErrorCode.INVALID_ACTION,
-            f"edition {quoted(edition)!r} is not supported here; configure {supported}",
-        )
+        return _invalid(f"edition {quoted(edition)!r} is not supported here; configure {supported}")
 
     def _spread(self, reset: Reset) -> Reset:
         if len(reset.seeds) != 1 or reset.env_indices:

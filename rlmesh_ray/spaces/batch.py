@@ -18,38 +18,19 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
-    Column,
     DictSpec,
     DiscreteSpec,
-    Leaf,
     Path,
     SpaceSpec,
     TupleSpec,
     extremes,
-    leaves,
     path_name,
 )
 
-__all__ = [
-    "Column",
-    "Leaf",
-    "as_array",
-    "by_lane",
-    "by_leaf",
-    "chunk_steps",
-    "coerce",
-    "concatenate",
-    "drop_unit_axis",
-    "empty_columns",
-    "flatten",
-    "horizon_hint",
-    "leaves",
-    "replace_lanes",
-    "split",
-    "stack",
-    "unflatten",
-    "write_lane_values",
-]
+# Imported from here by those that work on batches, too.
+from rlmesh_ray.spaces.spec import Column as Column
+from rlmesh_ray.spaces.spec import Leaf as Leaf
+from rlmesh_ray.spaces.spec import leaves as leaves
 
 
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
@@ -57,12 +38,8 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
 
     For a batch of ``num_lanes`` that is a column: ``(num_lanes, *leaf.shape)``, or a tuple of
     strings. For one lane (None) it is ``leaf.shape``, a NumPy scalar for Discrete, or a string. An
-    array that fits already is returned itself.
-
-    Raises:
-        ConformanceError: Wrong shape or not an array at all (``"structure"``), or a number
-            that the dtype cannot hold: not finite, not integral, out of its range
-            (``"dtype"``).
+    array that fits already is returned itself. ConformanceError is about the ``"structure"``, or
+    the ``"dtype"``, which cannot hold a number: not finite, not integral, out of its range.
     """
     if leaf.dtype is None:
         return _text(leaf, value) if num_lanes is None else _texts(leaf, value, num_lanes)
@@ -93,10 +70,7 @@ def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
 
 
 def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
-    """Return a leaf's value as an array, without the loss of integers beyond 2**53.
-
-    Raises ConformanceError for what is not an array, such as lists of unequal lengths.
-    """
+    """Return an array that keeps integers beyond 2**53; raises ConformanceError."""
     if isinstance(value, np.ndarray):
         if value.dtype != object:
             return value
@@ -190,10 +164,7 @@ def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
 
 
 def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
-    """Nest one value for each leaf as ``spec`` does: dicts in spec order, tuples, bare leaves.
-
-    Raises ValueError for more or fewer values than leaves.
-    """
+    """Nest a value for each leaf as ``spec`` does; raises ValueError for more or fewer of them."""
     is_leaf = not isinstance(spec, (DictSpec, TupleSpec))
     expected = 1 if is_leaf else len(leaves(spec))
     if len(leaf_values) != expected:
@@ -202,10 +173,7 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
 
 
 def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return for each leaf the list of its values, one for each lane, unconverted.
-
-    Raises ConformanceError as ``flatten``, for the first value of another structure.
-    """
+    """Return for each leaf its values, one for each lane, unconverted; raises ConformanceError."""
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [values]
     lanes = [flatten(spec, value) for value in values]
@@ -304,10 +272,7 @@ def split(columns: Sequence[Column], counts: Sequence[int]) -> list[list[Column]
 
 
 def chunk_steps(leaf: Leaf, value: Any, num_rows: int, horizon: int) -> list[Any]:
-    """Split chunks ``(num_rows, horizon, *leaf.shape)`` by step, into batches, unconverted.
-
-    Raises ConformanceError for another shape, or chunks of unequal length.
-    """
+    """Split chunks ``(rows, horizon, *leaf.shape)`` by step; raises ConformanceError."""
     wanted = (num_rows, horizon, *leaf.shape)
     problem = ""
     try:
@@ -350,13 +315,10 @@ def replace_lanes(
 def write_lane_values(
     leaf: Leaf, column: Column, lanes: Sequence[int], values: Sequence[Any]
 ) -> Column:
-    """Coerce one value for each of ``lanes`` and write it into ``column``.
+    """Coerce one value for each of ``lanes`` into ``column``; return it, or a new tuple for text.
 
-    An array is changed in place and returned; for text the result is a new tuple.
-
-    Raises:
-        ConformanceError: As ``coerce``, for the first value that cannot be coerced; an array may
-            hold some of the other values by then.
+    ConformanceError is about the first value that cannot be coerced; an array may hold some of the
+    others by then.
     """
     if isinstance(column, tuple):
         strings = list(column)

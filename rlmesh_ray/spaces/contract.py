@@ -61,10 +61,7 @@ class EnvContract:
 
 
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
-    """Require that two contracts agree in width, autoreset mode and spaces, as RLlib needs it.
-
-    Raises ContractMismatchError, which names the differences, with both values.
-    """
+    """Require one width, autoreset mode and spaces, as RLlib does; raises ContractMismatchError."""
     differences = [
         f"{name} = {other} where {own} is expected"
         for name, own, other in (

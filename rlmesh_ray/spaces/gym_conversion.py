@@ -103,10 +103,7 @@ def _lanes_differ(single: Space, batched: Space) -> bool:
 
 
 def contract_of(env: Any) -> EnvContract:
-    """Return the contract of ``env``: its own, or one made from its spaces.
-
-    Raises ConfigurationError for what is not an environment.
-    """
+    """Return the contract of ``env``, or one made from its spaces; raises ConfigurationError."""
     if isinstance(env, EnvContract):
         return env
     contract = getattr(env, "contract", None)
@@ -152,10 +149,7 @@ def spec_fields(env: Any) -> dict[str, object]:
 def env_spec(
     contract: EnvContract, entry_point: Callable[..., Any] | None = None
 ) -> gymnasium.envs.registration.EnvSpec | None:
-    """Return the spec of an environment as a client knows it; None where the endpoint told none.
-
-    The contract is a peer's, and may say anything. Without an entry point ``make`` makes nothing.
-    """
+    """Return a spec from a peer's contract, which may say anything; None where it told none."""
     fields: dict[str, Any] = {
         name: value
         for name, value in contract.spec.items()

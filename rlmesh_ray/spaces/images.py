@@ -116,10 +116,7 @@ def image_leaves(spec: SpaceSpec) -> list[Leaf]:
 
 
 def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves of a space, which ``option`` needs.
-
-    Raises ConfigurationError where it has none, which says why each leaf is not one.
-    """
+    """Return the image leaves, which ``option`` needs; ConfigurationError says what others are."""
     found = image_leaves(spec)
     if not found:
         reasons = [f"{named(leaf)} {obstacle(leaf)}" for leaf in leaves(spec)[:8]]
@@ -142,10 +139,7 @@ def require_codec(codec: ImageCodec, spec: SpaceSpec) -> list[Leaf]:
 
 
 def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
-    """Return the sizes that an option gives to image leaves, by the leaves' names.
-
-    Raises ConfigurationError for what is not a ``Resize``, and for leaves that are not images.
-    """
+    """Return the sizes that a ``Resize`` gives to images, by name; raises ConfigurationError."""
     if not isinstance(resize, Mapping):
         size = _as_size(resize)
         return {leaf.name: size for leaf in require_images("resize", spec)}

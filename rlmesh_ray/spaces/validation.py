@@ -115,14 +115,10 @@ class Checker:
         self._is_strict = validation is ValidationMode.STRICT
 
     def check(self, columns: Sequence[Column]) -> list[ConformanceWarning]:
-        """Return the range violations of a batch, at most one for each kind and leaf.
+        """Return the range violations of coerced columns; with WARN one for a kind and leaf.
 
-        ``columns`` has a coerced one for each leaf. The result is empty unless the mode is WARN.
-
-        Raises:
-            ConformanceError: NaN, or an element outside the domain of its Discrete,
-                MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
-                its range (``"range"``).
+        ConformanceError is about the ``"structure"``: NaN, or an element outside the domain of
+        its Discrete, MultiDiscrete or MultiBinary; with STRICT also about a value's ``"range"``.
         """
         found: list[ConformanceWarning] = []
         for place, is_broken, explain in self._rules:

@@ -58,10 +58,7 @@ def offer(spec: SpaceSpec | None, *, resizes: bool = False) -> dict[str, str]:
 
 
 def require_offer(option: str, needed: str, offered: Mapping[str, str], address: str) -> None:
-    """Require that a server takes the format that an option needs, or ``RESIZE``; empty: nothing.
-
-    Raises ConfigurationError.
-    """
+    """Require that a server takes the format that ``option`` needs, or ``RESIZE``; or nothing."""
     able = offered.get(IMAGE_CODEC, "")
     if needed and needed not in able.split(","):
         offers = f"offers {able.replace(',', ', ')}" if able else "offers none"
@@ -169,10 +166,7 @@ def observation_codec(contract: EnvContract) -> BatchCodec:
 
 
 def route_codecs(contract: EnvContract) -> ContractCodecs:
-    """Return the codecs with which a server reads observations and writes actions on a route.
-
-    Raises ContractMismatchError where the route's codec is not known, or does not fit its space.
-    """
+    """Return a server's codecs of a route; raises ContractMismatchError."""
     codecs = ContractCodecs.made_by(values.codec, contract)
     option = contract.metadata.get(IMAGE_CODEC)
     if option is None:
@@ -186,11 +180,7 @@ def route_codecs(contract: EnvContract) -> ContractCodecs:
 
 
 class SentImages:
-    """How an endpoint sends images: new sizes by the leaves' names, then compressed.
-
-    ``codec`` is for ``ImageCodec.from_option``; None: pixels are not compressed. Raises
-    ConfigurationError for one that is not known, or does not fit the observation space.
-    """
+    """How an endpoint sends images: in new sizes by the leaves' names, then compressed."""
 
     def __init__(self, contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> None:
         space = contract.observation_space
@@ -213,10 +203,7 @@ class SentImages:
 
 
 def session_images(contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> SentImages:
-    """Return how the endpoint of an environment sends images, for both sides of a session.
-
-    Raises ConfigurationError for images that are too large, and where not all can be resized, too.
-    """
+    """Return how the endpoint of an environment sends images, for both sides of a session."""
     images = SentImages(contract, codec, sizes)
     if sizes and contract.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ConfigurationError(
@@ -241,10 +228,7 @@ def session_metadata(
 def images_asked_for(
     metadata: Mapping[str, str | bytes], contract: EnvContract
 ) -> SentImages | None:
-    """Return what ``session_metadata`` ask for; None: images travel unchanged.
-
-    Raises ConfigurationError for what is not possible.
-    """
+    """Return what ``session_metadata`` ask for; None: images travel unchanged."""
     codec, text = map(metadata.get, (IMAGE_CODEC_METADATA_KEY, IMAGE_SIZES_METADATA_KEY))
     if codec is None and text is None:
         return None

@@ -56,11 +56,7 @@ class CallFailed:
 
 
 def pack_call(call: LaneCall) -> bytes:
-    """Return the frame of ``call``. Tuples among the arguments arrive as lists.
-
-    Raises CodecError for an argument without a wire form, too many of them, and a lane or deadline
-    that does not fit its field.
-    """
+    """Return the frame of ``call``, whose tuples arrive as lists; raises CodecError."""
     try:
         message = pb.CallRequest(
             name=as_utf8(call.name),
@@ -94,10 +90,7 @@ def parse_call(data: bytes) -> LaneCall:
 
 
 def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
-    """Return the frame of the results, one for each called lane, or of the failure.
-
-    Results without a wire form become text, as in infos.
-    """
+    """Return the frame of one result for each called lane, or of the failure."""
     message = pb.CallResponse()
     if isinstance(outcome, CallFailed):
         message.error.code = outcome.code.value  # type: ignore[assignment]  # enums are ints

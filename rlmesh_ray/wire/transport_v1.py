@@ -26,10 +26,7 @@ def pack_response(ticket_id: bytes, key: bytes, endpoint: str) -> bytes:
 
 
 def parse_response(data: bytes, id_bytes: int, key_bytes: int) -> tuple[bytes, bytes, str]:
-    """Return id, key and endpoint of the ticket in an OpenTcpResponse.
-
-    Raises CodecError, also for an id or key of another size.
-    """
+    """Return id, key and endpoint of the ticket in an OpenTcpResponse."""
     message = parse(pb.OpenTcpResponse, data)
     if len(message.ticket_id) != id_bytes or len(message.key) != key_bytes:
         raise CodecError(

@@ -330,10 +330,7 @@ _CACHED_BYTES = 2**16
 
 
 def pack_step(request: Step) -> bytes:
-    """Return the frame of ``request``, without lanes and with a deadline of 0 or more.
-
-    Raises ValueError where the request id has no UTF-8 form.
-    """
+    """Return the frame of a step of all lanes; raises ValueError for an id without UTF-8 form."""
     head, tail = _around_action(len(request.action), request.timeout_ms)
     request_id = field(b"\x52", request.request_id.encode())  # JoinRequest.request_id
     return b"%b%b%b%b" % (head, request.action, tail, request_id)
@@ -347,10 +344,7 @@ def _around_action(size: int, timeout_ms: int) -> tuple[bytes, bytes]:
 
 
 def pack_step_done(response: StepDone, extras: bytes) -> bytes:
-    """Return the frame of ``response``.
-
-    ``extras`` are its infos and completed episodes, as encoded fields of a ``StepResponse``.
-    """
+    """Return the frame of ``response``; ``extras`` are its encoded infos and completed episodes."""
     observation = response.observation
     rewards = struct.pack(f"<{len(response.rewards)}d", *response.rewards)
     terminated, truncated = response.terminated, response.truncated
@@ -445,10 +439,7 @@ def _nested_at(data: bytes, tags: bytes) -> tuple[int, list[int]]:
 
 
 def _fields_at(data: bytes, at: int, end: int, tags: bytes) -> tuple[list[bytes], int]:
-    """Return the contents of fields that follow one another, and where the last one ends.
-
-    A missing one is empty.
-    """
+    """Return what adjacent fields contain, empty for a missing one, and where the last one ends."""
     found = []
     for tag in tags:
         if at >= end or data[at] != tag:

@@ -237,10 +237,7 @@ QUEUE = "predict.queue"
 
 
 def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
-    """Return the bytes of an ``OperationTelemetry`` about a prediction.
-
-    Hand-written, as the frame around it; a test compares it with the generated code.
-    """
+    """Return the bytes of an ``OperationTelemetry``; a test compares it with the generated code."""
     forward, waited = varint(run.forward_ns), varint(queue_ns)
     # The metrics are a repeated field; those of the cached part come first.
     return b"%b\x1a%c%b\x18%b\x1a%c%b\x18%b" % (

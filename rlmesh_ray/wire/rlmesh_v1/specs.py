@@ -138,10 +138,7 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
 
 
 def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
-    """Return the spec that ``message`` describes.
-
-    Raises CodecError for an invalid space, and one whose values exceed ``MAX_LANE_BYTES``.
-    """
+    """Return the spec that ``message`` describes; raises CodecError."""
     return SpecReader().spec(message)
 
 
@@ -393,10 +390,7 @@ def contract_to_proto(contract: EnvContract) -> contract_pb2.EnvContract:
 
 
 def contract_from_proto(message: contract_pb2.EnvContract) -> EnvContract:
-    """Return the contract in ``message``.
-
-    Raises CodecError for an invalid space, an unknown autoreset mode, and too many lanes.
-    """
+    """Return the contract in ``message``; raises CodecError, also for too many lanes."""
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
     metadata = decode_peer_meta(message.metadata)
@@ -417,10 +411,7 @@ def contract_from_proto(message: contract_pb2.EnvContract) -> EnvContract:
 def read_spaces(
     message: Any, num_envs: int, reader: type[SpecReader]
 ) -> tuple[SpaceSpec, SpaceSpec]:
-    """Return the observation space and the action space in a message with both.
-
-    Raises CodecError for an invalid one, and where so many lanes do not fit into one message.
-    """
+    """Return the observation space and the action space in a message; raises CodecError."""
     specs = []
     own = ("observation space", message.observation_space), ("action space", message.action_space)
     for name, part in own:

@@ -132,10 +132,7 @@ def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
 
 
 def array_column(leaf: Leaf, data: bytes | bytearray | memoryview, num_lanes: int) -> NDArray[Any]:
-    """Return the column of an array leaf as a view of its little-endian bytes.
-
-    Raises CodecError where they are not as many as ``num_lanes`` values have.
-    """
+    """Return the column of an array leaf as a view of little-endian bytes; raises CodecError."""
     expected = num_lanes * leaf.lane_bytes
     if len(data) != expected:
         place = f" at {leaf.name}" if leaf.path else ""
