@@ -94,7 +94,7 @@ FAULTS = (
         "episodes-count-twice",
         "server",
         "The statistics count each ended episode of an open session twice.",
-        "rlmesh_ray/transport/session_progress.py",
+        "rlmesh_ray/transport/exactly_once.py",
         "            fields[_NUM_ENDED] += num_ended\n",
         "            fields[_NUM_ENDED] += 2 * num_ended\n",
         "tests/loopback/test_statistics.py::"

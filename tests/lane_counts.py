@@ -1,7 +1,7 @@
 """Counts of lanes without a worker."""
 
 from rlmesh_ray.server.observe.counters import LaneCounters
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 
 def note_step(

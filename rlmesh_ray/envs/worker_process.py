@@ -33,7 +33,7 @@ from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers, create_memory, create_step_buffers
 
 _REAP_TIMEOUT_S = 1.0

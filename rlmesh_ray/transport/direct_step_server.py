@@ -17,7 +17,7 @@ from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.direct_sockets import EventfdSocket
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response

@@ -33,7 +33,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.transport import direct_connection, tcp
 from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.client_internals import env_client, vanish

@@ -27,8 +27,7 @@ from rlmesh_ray.protocol.env_session import NOT_STARTED, EpisodeStart, Failure, 
 from rlmesh_ray.server.endpoint.event_loop import in_thread
 from rlmesh_ray.server.endpoint.log import current, facts, logged_as
 from rlmesh_ray.server.env.worker_pool import WorkerPool
-from rlmesh_ray.transport.exactly_once import EndpointSide
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import EndpointSide, SessionProgress
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, histogram_of, num
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.endpoint.log import facts
 from rlmesh_ray.server.observe.statistics import EnvStatistics, SessionStatistics
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 _LOG = logging.getLogger(__name__)
 

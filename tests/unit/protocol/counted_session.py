@@ -7,7 +7,7 @@ import numpy as np
 
 from rlmesh_ray.protocol.env_session import EnvOutcome, EnvSession, ResetOutcome, StepOutcome
 from rlmesh_ray.protocol.messages import EnvResponse, Reset, Step
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 
 class CountedSession(EnvSession):

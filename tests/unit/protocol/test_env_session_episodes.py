@@ -5,7 +5,7 @@ from itertools import count
 import numpy as np
 
 from rlmesh_ray.protocol.env_session import EpisodeTracker
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 NOW_NS = 10_000
 

@@ -6,8 +6,7 @@ Those that say "as it was" were real; some of them the explorer has found.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlmesh_ray.transport.exactly_once import EndpointSide
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import EndpointSide, SessionProgress
 from tests.unit.transport.client_model import ClientModel
 from tests.unit.transport.endpoint_model import EndpointModel, Turn
 from tests.unit.transport.explorer import Move

@@ -30,7 +30,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
     ATTACH,

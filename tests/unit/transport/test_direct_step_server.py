@@ -25,7 +25,7 @@ from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport.direct_sockets import EventfdSocket
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 

@@ -6,9 +6,9 @@ from rlmesh_ray.transport.exactly_once import (
     ClientSide,
     EndpointSide,
     ExecutionDecision,
+    SessionProgress,
     WorkerSide,
 )
-from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 def worker_at(number: int) -> tuple[WorkerSide, SessionProgress]:

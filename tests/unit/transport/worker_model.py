@@ -7,8 +7,7 @@ methods that the comments name.
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import ExecutionDecision, SessionProgress, WorkerSide
 from tests.unit.transport.explorer import Move, shallow_copy
 
 if TYPE_CHECKING:

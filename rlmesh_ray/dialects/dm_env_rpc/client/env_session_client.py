@@ -69,7 +69,7 @@ from rlmesh_ray.spaces.validation import (
     warnings_as_texts,
     warnings_info,
 )
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 _LOG = logging.getLogger(__name__)
 _OWN_OPTIONS = "options"

@@ -24,7 +24,7 @@ from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.server.env import session_worker
 from rlmesh_ray.server.env.session_worker import Deadline, SessionWorker
 from rlmesh_ray.server.observe.counters import EnvCounters, FailureLog
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 from tests.unit.server.endpoint.jumping_loop import JumpingLoop
 
 ENOUGH_S = 30.0

@@ -3,8 +3,7 @@ import pickle
 import pytest
 
 from rlmesh_ray.server.observe.counters import EnvCounters
-from rlmesh_ray.transport.exactly_once import EndpointSide
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import EndpointSide, SessionProgress
 from tests.lane_counts import note_step
 
 NUM_LANES = 3

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.exactly_once import SessionProgress
 
 REWARDS = np.array([1.0, 2.0, np.nan])
 NONE, LAST = np.zeros(3, np.bool_), np.array([False, False, True])
