@@ -52,10 +52,9 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.direct_sockets import PICTURE_SIZE, EventfdSocket
+from rlmesh_ray.transport.direct_sockets import PICTURE_SIZE, EventfdSocket, TcpSocket
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, SessionProgress, WorkerSide
 from rlmesh_ray.transport.step_buffers import StepBuffers
-from rlmesh_ray.transport.tcp import TcpSocket
 
 if TYPE_CHECKING:
     from rlmesh_ray.transport.direct_step_server import DirectStepServer

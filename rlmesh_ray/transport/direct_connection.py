@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, EndpointLostError, RlmeshError
 from rlmesh_ray.options import SHARED_MEMORY, TCP, allowed_transports
-from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors
+from rlmesh_ray.polling import AdaptivePoller
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport import direct_sockets as frames
 from rlmesh_ray.transport import tcp
-from rlmesh_ray.transport.direct_sockets import EventfdSocket
+from rlmesh_ray.transport.direct_sockets import EventfdSocket, TcpSocket
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_bytes
 from rlmesh_ray.transport.tcp import Ticket
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -68,22 +68,17 @@ _warned_addresses: set[tuple[str, str]] = set()
 class DirectConnection:
     """A direct connection to the worker of one session, for one request at a time.
 
-    ``open_shared_memory`` and ``open_tcp`` make it.
-
-    Args:
-        worker: The connected socket; owned.
-        buffers: The step buffers; with an ``EventfdSocket`` the worker maps the same memory.
-        contract: The session's contract.
+    With an ``EventfdSocket`` the worker maps the memory of ``buffers``, too.
     """
 
     def __init__(
         self,
-        worker: EventfdSocket | tcp.TcpSocket,
+        worker: EventfdSocket | TcpSocket,
         buffers: StepBuffers,
         contract: EnvContract,
     ) -> None:
         self.worker_socket = worker
-        """This end of the connection."""
+        self.transport = worker.transport
         self._buffers = buffers
         self._contract = contract
         self.number = 0
@@ -98,29 +93,13 @@ class DirectConnection:
         """Held while the descriptors are in use, which another thread may close."""
         self._poller = AdaptivePoller(1.5e-3)
 
-    @property
-    def transport(self) -> str:
-        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
-        return self.worker_socket.transport
-
     @classmethod
     def open_shared_memory(
-        cls,
-        name: str,
-        session_id: str,
-        timeout_ms: int,
-        contract: EnvContract,
+        cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract
     ) -> Self | None:
-        """Open a shared-memory connection for a session whose lanes have been reset.
+        """Open a connection for a session whose lanes have been reset; None: that fails.
 
-        Args:
-            name: The endpoint's value of the capability SHARED_MEMORY.
-            session_id: The session id from the handshake.
-            timeout_ms: Timeout of a step.
-            contract: The session's contract.
-
-        Returns:
-            The connection; None where it cannot be opened.
+        ``name`` is the endpoint's value of the capability SHARED_MEMORY.
         """
         where = frames.socket_address(name) if IS_SUPPORTED else None
         if where is None or len(session_id) != frames.SESSION_ID_BYTES or not session_id.isascii():
@@ -148,38 +127,21 @@ class DirectConnection:
 
     @classmethod
     def open_tcp(
-        cls,
-        host: str,
-        port: int,
-        ticket: Ticket,
-        timeout_ms: int,
-        contract: EnvContract,
+        cls, host: str, port: int, ticket: Ticket, timeout_ms: int, contract: EnvContract
     ) -> Self:
-        """Open a TCP connection for a session whose lanes have been reset.
-
-        Args:
-            host: The endpoint's host.
-            port: The endpoint's value of the capability DIRECT_TCP.
-            ticket: A ticket from the endpoint.
-            timeout_ms: Timeout of a step; 0: none.
-            contract: The session's contract.
+        """Open a connection for a session whose lanes have been reset.
 
         Raises:
-            OSError: The connection cannot be opened.
+            OSError: That fails.
         """
         # The worker may first finish one step, and then has as long to accept the connection.
         attach_s = (
             min(2 * timeout_ms / 1000, _LONGEST_ATTACH_S) if timeout_ms else _LONGEST_ATTACH_S
         )
-        worker = tcp.connect(host, port, ticket, attach_s)
+        worker = TcpSocket(tcp.connect(host, port, ticket, attach_s))
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
         return cls(worker, StepBuffers(-1, contract), contract)
-
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for the answer; None: the connection has ended."""
-        return self.worker_socket.wakeup
 
     def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
         """Send a step; ``receive`` reports a connection error.
@@ -207,30 +169,21 @@ class DirectConnection:
     def action(self) -> list[Column]:
         return self._buffers.actions
 
-    def receive(self, timeout_s: float) -> bytes | None:
-        """Wait for the answer to the last request.
-
-        Returns:
-            A JoinResponse with the parts of the answer that are not in the step buffers, or empty
-            bytes without any. None: send the same request, under its id, on the Join stream.
-        """
-        message = self._receive_message(timeout_s)
-        return None if message is None else message.tobytes()
-
     def render(self, number: int, timeout_ms: int, timeout_s: float) -> Pictures | None:
         """Return pictures of all lanes, over shared memory; None: as for ``receive``."""
         self._send(number, timeout_ms, frames.RENDER)
-        message = self._receive_message(timeout_s)
+        message = self.receive(timeout_s)
         if message is None:
             return None
         start, num_lanes = frames.PICTURE_SIZE.size, self._contract.num_envs
         height, width = (
-            frames.PICTURE_SIZE.unpack_from(message.data) if len(message) >= start else (0, 0)
+            frames.PICTURE_SIZE.unpack_from(message) if len(message) >= start else (0, 0)
         )
         if len(message) != start + num_lanes * height * width * 3:
             self.close()
             return None
-        return tuple(message[start:].reshape(num_lanes, height, width, 3))
+        pixels = np.frombuffer(message, np.uint8, offset=start)
+        return tuple(pixels.reshape(num_lanes, height, width, 3))
 
     def result(self) -> tuple[list[Column], StepArrays]:
         """Return copies of the observations of the last step, and of its rewards and flags."""
@@ -264,10 +217,13 @@ class DirectConnection:
         except OSError:
             self.close()
 
-    def _receive_message(self, timeout_s: float) -> NDArray[np.uint8] | None:
-        """Wait for the answer to the last request; return its message, and fill the step buffers.
+    def receive(self, timeout_s: float) -> bytearray | None:
+        """Wait for the answer to the last request.
 
-        None: the same request has to be sent on the Join stream.
+        Returns:
+            A JoinResponse with the parts of the answer that are not in the step buffers, which are
+            filled; empty without any. None: send the same request, under its id, on the Join
+            stream.
         """
         with self._receiving:
             if self.worker_socket.wakeup is None:
@@ -285,12 +241,12 @@ class DirectConnection:
                         self._receive_parts(
                             self._frame, num_received, header_bytes + num_bytes, end_s
                         )
-                    message = np.empty(size, np.uint8)
+                    message = bytearray(size)
                     if size:  # few steps have a message
-                        whole = self._header, message.data
+                        whole = self._header, memoryview(message)
                         self._receive_parts(whole, header_bytes, header_bytes + size, end_s)
                     return message
-            except OSError:  # or TimeoutError
+            except OSError:
                 pass  # the worker died, or the endpoint disconnected: the Join stream says why
             self.close()
             return None
@@ -300,15 +256,8 @@ class DirectConnection:
     ) -> int:
         """Receive into ``places`` until ``num_wanted`` bytes have come; return how many have.
 
-        Args:
-            places: The header of an answer, and what follows it.
-            num_received: How many bytes of ``places`` have come before.
-            num_wanted: At most all.
-            end_s: Until when, by the monotonic clock.
-
         Raises:
-            TimeoutError: They have not arrived by ``end_s``.
-            OSError: Either end is closed.
+            OSError: Either end is closed, or ``end_s`` has passed, by the monotonic clock.
         """
         worker = self.worker_socket
         while num_received < num_wanted:
@@ -358,7 +307,7 @@ class DirectConnector:
         offered: The endpoint's capabilities.
         session_id: The session id from the handshake.
         contract: The session's contract.
-        timeout_ms: Timeout of a step.
+        timeout_ms: Timeout of a step; 0: none.
         address: The endpoint's address.
         transport: See ``RemoteEnv``.
         request_ticket: Requests a ticket from the endpoint, with a timeout in seconds.
@@ -474,10 +423,7 @@ class DirectConnector:
     def _try(self) -> None:
         if self._name:
             direct = DirectConnection.open_shared_memory(
-                self._name,
-                self._session_id,
-                self._timeout_ms,
-                self._contract,
+                self._name, self._session_id, self._timeout_ms, self._contract
             )
             if direct is not None:
                 self._opened(direct)

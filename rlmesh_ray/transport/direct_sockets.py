@@ -33,8 +33,9 @@ import struct
 import weakref
 from collections.abc import Iterator, Sequence
 
-from rlmesh_ray.options import SHARED_MEMORY
+from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, SHARED_MEMORY, TCP
 from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.transport.tcp import enable_keepalive
 
 DONE, FALL_BACK = 0, 1
 RENDER = 2**64 - 1
@@ -67,13 +68,13 @@ def socket_address(name: str) -> bytes | None:
 class DirectSocket:
     """One end of a direct connection: base class of both kinds of socket.
 
-    Args:
-        connection: Connected, blocking socket; owned.
-        eventfd: Readable when the peer has sent something; None: the socket itself is.
+    It owns ``connection``, which is connected and blocks. ``send`` and ``receive`` raise OSError
+    where either end is closed; ``close`` is idempotent.
     """
 
     def __init__(self, connection: socket.socket, eventfd: int | None = None) -> None:
         self.connection = connection
+        # Readable when the peer has sent something; None: the socket itself is.
         self._eventfd = eventfd
         descriptor = connection.fileno()
         self.wakeup: WakeupDescriptors | None = WakeupDescriptors(
@@ -84,13 +85,10 @@ class DirectSocket:
     def receive(self, places: Sequence[memoryview], num_received: int) -> int:
         """Receive a part of a frame, without blocking; return its number of bytes.
 
-        Args:
-            places: The buffers for the whole frame, in order.
-            num_received: Bytes of the frame that have been received before.
+        ``places`` are for the whole frame, of which ``num_received`` bytes have come before.
 
         Raises:
             BlockingIOError: No data is available.
-            OSError: Either end is closed.
         """
         if self._eventfd is not None:
             # Before reading: later data sets the eventfd again. It may still be set for an earlier
@@ -105,7 +103,6 @@ class DirectSocket:
         return count
 
     def close(self) -> None:
-        """Close this end. Idempotent."""
         self.wakeup = None
         self.connection.close()
 
@@ -122,15 +119,10 @@ class DirectSocket:
 
 
 class EventfdSocket(DirectSocket):
-    """A socket whose reader polls an eventfd.
+    """A socket whose reader polls an eventfd. It owns the eventfds of both ends.
 
     When data on a socket wakes its reader, the kernel runs that at once on the sender's processor,
     expecting the sender to sleep; an eventfd does not do so.
-
-    Args:
-        connection: Connected socket; owned.
-        eventfd: Descriptor of this end's eventfd; owned.
-        peer_eventfd: Descriptor of the other end's eventfd; owned.
     """
 
     transport = SHARED_MEMORY
@@ -143,11 +135,7 @@ class EventfdSocket(DirectSocket):
         self._let_go.atexit = False
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts`` in order, and wake the other end.
-
-        Raises:
-            OSError: Either end is closed.
-        """
+        """Send ``parts`` in order, and wake the other end."""
         data = b"".join(parts)
         sent = 0
         with contextlib.suppress(BlockingIOError):
@@ -158,9 +146,30 @@ class EventfdSocket(DirectSocket):
             self.connection.sendall(memoryview(data)[sent:])
 
     def close(self) -> None:
-        """Close this end. Idempotent."""
         super().close()
         self._let_go()
+
+
+class TcpSocket(DirectSocket):
+    """One end of a direct connection over TCP."""
+
+    transport = TCP
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # As gRPC's keepalive: detects a peer that is gone without closing the connection.
+        enable_keepalive(connection, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, 1)
+        if option := getattr(socket, "TCP_USER_TIMEOUT", None):
+            limit_ms = (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000
+            connection.setsockopt(socket.IPPROTO_TCP, option, limit_ms)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        views = [memoryview(part) for part in parts]
+        num_wanted = sum([view.nbytes for view in views])
+        num_sent = self.connection.sendmsg(views)
+        while num_sent < num_wanted:
+            num_sent += self.connection.sendmsg(list(rest_of(views, num_sent)))
 
 
 def rest_of(parts: Sequence[memoryview], num_done: int) -> Iterator[memoryview]:

@@ -16,29 +16,20 @@ from rlmesh_ray.protocol.env_session import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.transport import direct_sockets as frames
-from rlmesh_ray.transport.direct_sockets import EventfdSocket
+from rlmesh_ray.transport.direct_sockets import EventfdSocket, TcpSocket
 from rlmesh_ray.transport.exactly_once import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
-from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 
 _LOG = logging.getLogger(__name__)
 
 _NOTHING = memoryview(bytearray())
 _SEND_TIMEOUT_S = 1.0
-LARGEST = 2**63 - 1
-"""Largest number or timeout: an int64 field of the progress."""
+_LONGEST_TIMEOUT_MS = 2**63 - 1  # an int64 field of the progress
 
 
 class DirectStepServer:
-    """Receives the requests of one session's client, and sends the worker's answers.
-
-    Args:
-        client: The connected socket; owned.
-        progress: The session's progress.
-        buffers: The step buffers of the worker.
-        tag_arrays: Whether the client has the capability NDARRAY.
-    """
+    """Receives the requests of one session's client, and sends the worker's answers."""
 
     def __init__(
         self,
@@ -49,7 +40,6 @@ class DirectStepServer:
         tag_arrays: bool,
     ) -> None:
         self.client = client
-        """The connected socket."""
         self._results = buffers.results
         # Without shared memory the arrays are sent after the headers.
         self._is_shared = isinstance(client, EventfdSocket)
@@ -112,7 +102,7 @@ class DirectStepServer:
             )
             self._end()
             return None
-        return number, min(timeout_ms, LARGEST), is_render
+        return number, min(timeout_ms, _LONGEST_TIMEOUT_MS), is_render
 
     def load(self) -> None:
         """Write the actions of the request into the step buffers, before its step."""
@@ -121,13 +111,7 @@ class DirectStepServer:
     def answer(
         self, number: int, message: bytes | None, pictures: Sequence[NDArray[np.uint8]] = ()
     ) -> None:
-        """Answer a request.
-
-        Args:
-            number: Its number.
-            message: From ``message``, or the size of the pictures; None: the answer is FALL_BACK.
-            pictures: One per lane, ``(height, width, 3)``, all of one size.
-        """
+        """Answer a request with a message, and ``pictures`` whose size it has; None: FALL_BACK."""
         try:
             if message is None:
                 self.client.send(frames.ANSWER.pack(number, frames.FALL_BACK, 0, 0))
@@ -141,13 +125,7 @@ class DirectStepServer:
             self._end(error)
 
     def message(self, number: int, infos: Infos, final_infos: Mapping[int, Infos]) -> bytes:
-        """Return the JoinResponse with infos and records of a step; empty without any.
-
-        Args:
-            number: Number of the step.
-            infos: Infos of all lanes.
-            final_infos: Last infos of each episode that has ended, by lane.
-        """
+        """Return the JoinResponse with infos and records of a step; empty without any."""
         completed: tuple[EpisodeRecord, ...] = ()
         # Most ended episodes were begun by an autoreset and are not tracked.
         if final_infos and 1 in self._progress.before.is_tracked.tobytes():
@@ -157,14 +135,7 @@ class DirectStepServer:
             )
         if not (infos or completed):
             return b""
-        done = StepDone(
-            str(number),
-            b"",
-            (),
-            b"",
-            b"",
-            warnings_as_texts(infos),
-            completed,
-            self._tracker.episode_ids,
-        )
+        infos = warnings_as_texts(infos)
+        ids = self._tracker.episode_ids
+        done = StepDone(str(number), b"", (), b"", b"", infos, completed, ids)
         return pack_response(done, tag_arrays=self._tag_arrays)

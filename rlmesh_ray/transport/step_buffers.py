@@ -26,23 +26,18 @@ _SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """Rewards and flags of one vector step."""
+    """Rewards and flags of one vector step; all are ``(num_envs,)``."""
 
     rewards: NDArray[np.float64]
-    """``(num_envs,)``"""
     terminated: NDArray[np.bool_]
-    """``(num_envs,)``"""
     truncated: NDArray[np.bool_]
-    """``(num_envs,)``"""
 
 
 class StepBuffers:
     """NumPy views of the arrays in one memory block.
 
-    Args:
-        descriptor: Descriptor of the memory, which is mapped; the caller keeps the descriptor.
-            -1: new memory that no other process shares.
-        contract: The environment's contract; the same on both sides.
+    It maps the memory of ``descriptor``, which the caller keeps; -1: new memory, which no other
+    process shares.
     """
 
     def __init__(self, descriptor: int, contract: EnvContract) -> None:
@@ -61,7 +56,6 @@ class StepBuffers:
         self.observations: list[Column] = _columns(
             contract.observation_space, contract.num_envs, views
         )
-        """As ``actions``, for the observation space."""
         self.results = StepArrays(next(views), next(views), next(views))
 
 
@@ -72,7 +66,6 @@ def is_fixed_size(contract: EnvContract) -> bool:
 
 
 def size_bytes(contract: EnvContract) -> int:
-    """Return the size of the memory that ``StepBuffers`` of ``contract`` need."""
     offset, shape, dtype = _layout(contract)[-1]
     return offset + math.prod(shape) * dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""The direct TCP transport: handshake of the capability ``rlmesh_ray.direct_tcp.v1``, and socket.
+"""The handshake of direct TCP connections, of the capability ``rlmesh_ray.direct_tcp.v1``.
 
 It makes a direct connection (``direct_sockets``) between a client and its env worker on different
 machines. The capability's value is a port on the endpoint's host. For each connection the client
@@ -22,9 +22,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
-
-from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
-from rlmesh_ray.transport.direct_sockets import DirectSocket, rest_of
 
 PROTOCOL = b"rlmesh-ray-tcp1\n"
 KEY_BYTES = 32
@@ -59,13 +56,7 @@ class Ticket:
     """Id and incarnation of the endpoint that issued it."""
 
     def proof(self, role: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
-        """Return the HMAC with which one side proves that it has the key.
-
-        Args:
-            role: ``b"client"`` or ``b"endpoint"``.
-            client_nonce: The client's nonce for this connection.
-            endpoint_nonce: The endpoint's nonce for this connection.
-        """
+        """Return the HMAC with which a role, client or endpoint, proves that it has the key."""
         text = b"\0".join(
             (PROTOCOL, role, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
         )
@@ -88,18 +79,13 @@ class IssuedTicket:
 
 
 class TicketIssuer:
-    """The tickets that an endpoint has issued, at most one for each session.
-
-    Args:
-        endpoint: Id and incarnation of the endpoint.
-    """
+    """The tickets that an endpoint has issued, at most one for each session."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._issued: dict[bytes, IssuedTicket] = {}
 
     def issue(self, session_id: str, timeout_ms: int) -> Ticket:
-        """Return a ticket for one connection, replacing the session's older one."""
         now_s = time.monotonic()
         self._issued = {
             ticket_id: issued
@@ -133,14 +119,7 @@ def parse_hello(data: bytes) -> tuple[bytes, bytes]:
 def enable_keepalive(
     connection: Any, idle_s: int = 60, interval_s: int = 15, count: int = 4
 ) -> None:
-    """Have the kernel probe a silent connection, where it has options for that.
-
-    Args:
-        connection: A socket.
-        idle_s: Seconds before the first probe.
-        interval_s: Seconds between probes.
-        count: Number of probes.
-    """
+    """Have the kernel probe a silent socket, where it has options for that."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": interval_s, "TCP_KEEPCNT": count}
     for name, value in options.items():
@@ -148,46 +127,10 @@ def enable_keepalive(
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class TcpSocket(DirectSocket):
-    """One end of a direct connection over TCP.
-
-    Args:
-        connection: Connected, blocking socket; owned.
-    """
-
-    transport = TCP
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # As gRPC's keepalive: detects a peer that is gone without closing the connection.
-        enable_keepalive(connection, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, 1)
-        if option := getattr(socket, "TCP_USER_TIMEOUT", None):
-            limit_ms = (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000
-            connection.setsockopt(socket.IPPROTO_TCP, option, limit_ms)
-
-    def send(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts`` in order.
-
-        Raises:
-            OSError: Either end is closed.
-        """
-        views = [memoryview(part) for part in parts]
-        num_wanted = sum([view.nbytes for view in views])
-        num_sent = self.connection.sendmsg(views)
-        while num_sent < num_wanted:
-            num_sent += self.connection.sendmsg(list(rest_of(views, num_sent)))
-
-
-def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
+def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> socket.socket:
     """Return a connection to the worker of the session that ``ticket`` is for.
 
-    Args:
-        host: The endpoint's host.
-        port: The port in the endpoint's capability.
-        ticket: A ticket from the endpoint.
-        timeout_s: Timeout for the worker, which may have to finish a step; the connection to the
-            endpoint has a timeout of three seconds.
+    The worker, which may have to finish a step, has ``timeout_s``, and the endpoint three seconds.
 
     Raises:
         ConnectionAbortedError: The endpoint has hung up or was too slow, as on a busy machine.
@@ -206,7 +149,7 @@ def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket
         if _received(connection, len(ACCEPTED)) != ACCEPTED:
             raise ConnectionRefusedError("the endpoint has refused the connection")
         connection.settimeout(None)
-        return TcpSocket(connection)
+        return connection
     except BaseException:
         connection.close()
         raise

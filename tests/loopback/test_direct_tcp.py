@@ -174,7 +174,7 @@ def test_a_worker_that_takes_nothing_does_not_hold_its_client_up() -> None:
 def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
-        worker = tcp.TcpSocket(listener.accept()[0])
+        worker = frames.TcpSocket(listener.accept()[0])
     contract = EnvContract(
         id="",
         observation_space=from_gymnasium(spaces.Box(0, 1, (1,), np.float32)),

@@ -734,7 +734,7 @@ class EnvClient:
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
-            done = self._read(frame, request_id, StepDone)
+            done = self._read(bytes(frame), request_id, StepDone)
             completed, infos, self._episode_ids = (
                 done.completed_episodes,
                 done.infos,
@@ -754,7 +754,11 @@ class EnvClient:
 
     def wakeup(self) -> WakeupDescriptors | None:
         """Return the descriptors that signal the answer to a direct step; None: there is none."""
-        return None if self._in_flight_direct is None else self._in_flight_direct[1].wakeup
+        return (
+            None
+            if self._in_flight_direct is None
+            else self._in_flight_direct[1].worker_socket.wakeup
+        )
 
     def render(self) -> Pictures | bytes | None:
         """Return a picture of each lane, or one PNG of all; None: the render mode gives none.
