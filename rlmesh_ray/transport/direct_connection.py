@@ -340,7 +340,8 @@ class DirectConnector:
         self._is_required = len(wanted) == 1
         if self._is_required:
             _require(transport, self._name, self._port, address)
-        self._is_closed = self._is_dialing = False
+        self.is_closed = self._is_dialing = False
+        """Closed: steps use the Join stream, for good."""
         self._has_lanes = False
         self._direct: DirectConnection | None = None
         self._due_s = 0.0
@@ -351,14 +352,14 @@ class DirectConnector:
         # Guards the state, which the connecting thread and any caller change.
         self._lock = threading.Lock()
         if not (self._name or self._port):
-            self._is_closed = True
+            self.is_closed = True
             if wanted and session_id:
                 self._log_once(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
 
     @property
     def _is_waiting(self) -> bool:
         """Whether the next attempt waits for a Reset or the end of a pause."""
-        return not (self._is_closed or self._is_dialing) and self._direct is None
+        return not (self.is_closed or self._is_dialing) and self._direct is None
 
     @property
     def is_open(self) -> bool:
@@ -394,7 +395,7 @@ class DirectConnector:
             if direct.is_open:
                 return direct
             self._lose()
-        is_due = self._has_lanes and not self._is_closed and time.monotonic() >= self._due_s
+        is_due = self._has_lanes and not self.is_closed and time.monotonic() >= self._due_s
         if is_due and self._is_waiting:
             self._try()
         if self._is_required and self._is_waiting and self._has_lanes:
@@ -465,7 +466,7 @@ class DirectConnector:
 
     def _opened(self, direct: DirectConnection) -> None:
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._is_dialing, self._direct = False, direct
                 self._why_none, self._num_failed = "", 0
                 return
@@ -473,7 +474,7 @@ class DirectConnector:
 
     def _failed(self, why: str) -> None:
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
             pause_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _LONGEST_PAUSE_S)
             self._num_failed = min(self._num_failed + 1, 10)
@@ -492,7 +493,7 @@ class DirectConnector:
     def close(self) -> None:
         """Close the connection, and open no other. Idempotent."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()

@@ -445,15 +445,13 @@ class ClientSide:
     """The numbers of a client's requests, and the one in flight on the direct connection."""
 
     def __init__(self) -> None:
-        self._last = 0
+        self.next_number = 1
+        """Number of the next request."""
         self._on_direct = 0
 
-    @property
-    def next_number(self) -> int:
-        return self._last + 1
-
     def sent(self) -> None:
-        self._last += 1
+        """Note that the next request has been sent, over either transport."""
+        self.next_number += 1
 
     def sent_direct(self) -> None:
         """Note that the next request has been sent on the direct connection.
@@ -463,8 +461,8 @@ class ClientSide:
         """
         if self._on_direct:
             raise LocalProtocolError("a request is in flight on the direct connection already")
-        self._last += 1
-        self._on_direct = self._last
+        self._on_direct = self.next_number
+        self.next_number += 1
 
     def direct_answered(self, number: int) -> bool:
         """Note an answer of the direct connection; return whether it has the expected number.

@@ -10,8 +10,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ _ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 _SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does not have
 
 
-@dataclass(frozen=True, slots=True)
-class StepArrays:
+class StepArrays(NamedTuple):
     """Rewards and flags of one vector step; all are ``(num_envs,)``."""
 
     rewards: NDArray[np.float64]

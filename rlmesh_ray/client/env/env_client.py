@@ -603,6 +603,8 @@ class EnvClient:
 
     def _direct_connection(self) -> DirectConnection | None:
         """Return the direct connection; None: there is none, or the session's stream has ended."""
+        if self.direct_connector.is_closed:
+            return None
         now_s = time.monotonic()
         if now_s >= self._next_stream_check_s:
             self._next_stream_check_s = now_s + _STREAM_PERIOD_S

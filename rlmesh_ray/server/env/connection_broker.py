@@ -31,7 +31,7 @@ from rlmesh_ray.server.endpoint.bind_policy import check_exposure, is_wildcard
 from rlmesh_ray.server.env.env_options import EnvServerOptions
 from rlmesh_ray.server.env.lane_session import Sessions
 from rlmesh_ray.transport import direct_sockets, tcp
-from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
+from rlmesh_ray.transport.tcp import PROOF_BYTES, TicketIssuer
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,41 +68,33 @@ class ConnectionBroker:
         port: int = 0,
         endpoint: str = "",
     ) -> None:
-        self._name = (
-            secrets.token_hex(direct_sockets.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
-        )
-        self._sockets, self._port = sockets, port
+        self._sockets = sockets
         self.sessions = Sessions()
         """The open sessions of the endpoint."""
-        self._tickets = TicketIssuer(endpoint)
+        self.tickets = TicketIssuer(endpoint)
         self._listeners: list[AuthenticatingListener] = []
-
-    @property
-    def offered_capabilities(self) -> dict[str, str]:
-        """The capabilities to offer; empty without any direct transport."""
-        offered_capabilities = {}
-        if self._name:
-            offered_capabilities[capabilities.SHARED_MEMORY] = self._name
-            offered_capabilities[capabilities.DIRECT_RENDER] = ""
-        if self._sockets:
-            offered_capabilities[capabilities.DIRECT_TCP] = str(self._port)
-        return offered_capabilities
+        self.offered_capabilities: dict[str, str] = {}
+        if has_shared_memory:
+            name = secrets.token_hex(direct_sockets.SOCKET_NAME_LENGTH // 2)
+            self.offered_capabilities |= {
+                capabilities.SHARED_MEMORY: name,
+                capabilities.DIRECT_RENDER: "",
+            }
+        if sockets:
+            self.offered_capabilities[capabilities.DIRECT_TCP] = str(port)
 
     async def start(self) -> None:
-        if self._name:
+        if name := self.offered_capabilities.get(capabilities.SHARED_MEMORY):
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(direct_sockets.SOCKET_PREFIX + self._name.encode())
+            listener.bind(direct_sockets.SOCKET_PREFIX + name.encode())
             self._listeners.append(
                 AuthenticatingListener(listener, self._accept_local, "shared memory")
             )
-        if self._sockets:
-            sockets = self._sockets
-            hosts = " and ".join(each.getsockname()[0] for each in sockets)
-            port = sockets[0].getsockname()[1]
-            self._listeners += [
-                AuthenticatingListener(each, self._accept_tcp, "direct TCP") for each in sockets
-            ]
-            _LOG.info("listening for direct TCP connections on %s, port %d", hosts, port)
+        for each in self._sockets:
+            self._listeners.append(AuthenticatingListener(each, self._accept_tcp, "direct TCP"))
+            _LOG.info(
+                "listening for direct TCP connections on %s, port %d", *each.getsockname()[:2]
+            )
 
     def close_listener(self) -> None:
         """Close the TCP sockets; instead of ``start``, or after it."""
@@ -115,17 +107,6 @@ class ConnectionBroker:
             listener.stop()
         sessions = self.sessions.by_name.values()
         await asyncio.gather(*(session.close_direct() for session in sessions))
-
-    def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
-        """Return a ticket for one connection, replacing an older one; None: no such session.
-
-        Args:
-            session_id: Id of the session.
-            timeout_ms: Timeout of its steps.
-        """
-        if self.sessions.with_id(session_id) is None:
-            return None
-        return self._tickets.issue(session_id, timeout_ms)
 
     async def _open_direct(
         self, session_id: str, timeout_ms: int, connection: socket.socket | None
@@ -156,7 +137,7 @@ class ConnectionBroker:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             hello = await read_exactly(client, tcp.HELLO_BYTES)
             ticket_id, client_nonce = tcp.parse_hello(hello)
-            issued = self._tickets.take(ticket_id)
+            issued = self.tickets.take(ticket_id)
             if issued is None:
                 return
             mark_authenticated()
@@ -185,12 +166,7 @@ class AuthenticatingListener:
     """Accepts connections, of which only a few may be unauthenticated. For the serving loop.
 
     Above the limit a new connection replaces the oldest unauthenticated one, but a connection of
-    another local user never replaces one of the server's own user.
-
-    Args:
-        listener: Bound socket; owned.
-        authenticate: Handler of each connection.
-        purpose: Purpose of the connections, for the log.
+    another local user never replaces one of the server's own user. It owns the bound ``listener``.
     """
 
     def __init__(self, listener: socket.socket, authenticate: Authenticate, purpose: str) -> None:
@@ -239,17 +215,20 @@ class AuthenticatingListener:
         task = asyncio.ensure_future(self._run_handshake(client))
         self._handshakes.add(task)
         self._unauthenticated[task] = is_other_user
-        # Callbacks, since the task may be cancelled before it starts.
-        task.add_done_callback(lambda _: client.close())
-        task.add_done_callback(self._handshakes.discard)
-        task.add_done_callback(lambda _: self._unauthenticated.pop(task, None))
+
+        def forget(_: object) -> None:  # a callback: the task may be cancelled before it starts
+            client.close()
+            self._handshakes.discard(task)
+            self._unauthenticated.pop(task, None)
+
+        task.add_done_callback(forget)
 
     async def _run_handshake(self, client: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
         client.setblocking(False)
         # A peer that sends nothing, or hangs up, affects no other connection.
-        with client, contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError, TimeoutError):
             await self._authenticate(client, lambda: self._unauthenticated.pop(task, None))
 
 
@@ -263,11 +242,6 @@ def peer_uid(client: socket.socket) -> int:
 
 
 async def read_exactly(client: socket.socket, size: int) -> bytes:
-    """Return the next ``size`` bytes.
-
-    Raises:
-        OSError: The client has hung up.
-    """
     data = b""
     while len(data) < size:
         more = await asyncio.get_running_loop().sock_recv(client, size - len(data))
@@ -308,7 +282,7 @@ def checked_data_address(
     Args:
         address: Where the endpoint listens.
         wanted: The value of ``data_address``.
-        given: The options of the endpoint, all of them.
+        given: All options of the endpoint.
 
     Raises:
         AddressError: ``data_address`` is not ``HOST:PORT``, or needs a token.

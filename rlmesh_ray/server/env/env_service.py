@@ -61,8 +61,7 @@ _SAME_STEP_REFUSAL = (
 class DialectService(Protocol):
     """A gRPC service that a dialect adds to the endpoint of an environment.
 
-    ``pool`` is started and starts the workers of the service's sessions; the other arguments are
-    those of ``EnvService`` and ``EnvServer``.
+    Its arguments are those of ``EnvService`` and ``EnvServer``.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class EnvService:
         contract: The endpoint's.
         options: What the operator has set for clients.
         drain: Counts the requests of the endpoint.
-        broker: Opens direct connections for the sessions.
+        broker: Opens direct connections, for the sessions that it knows.
         allowed_calls: From ``checked_names``; if empty, there is no LaneService.
         clock: Returns seconds that only grow; for the limit of lists.
     """
@@ -120,8 +119,7 @@ class EnvService:
         allowed_calls: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pool = pool
-        self._contract = contract
+        self._pool, self._contract = pool, contract
         self._idle_timeout_s = options.idle_timeout_s
         self._drain = drain
         self._broker = broker
@@ -280,9 +278,10 @@ class EnvService:
         if came_through_gateway(context):
             message = "a gateway, which takes no direct connections, stands before this endpoint"
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-        ticket = self._broker.issue_ticket(session_id_of(context), timeout_ms)
-        if ticket is None:
+        session = self.sessions.with_id(session_id_of(context))
+        if session is None:
             await refuse(context, grpc.StatusCode.NOT_FOUND, "no such session is open")
+        ticket = self._broker.tickets.issue(session.session_id, timeout_ms)
         return transport_v1.pack_response(ticket.ticket_id, ticket.key, ticket.endpoint)
 
     # --- observers ----------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class LaneSession:
         offered: Capabilities of the client.
         images: How images travel in observations, which are over all lanes then; None: unchanged.
         allowed_calls: Names that the client may call in its lanes; from ``checked_names``.
-        session_id: What the client knows it by, a secret; empty where its protocol has none.
+        session_id: A secret of the client; empty where its protocol has none.
         peer: gRPC's name of the client.
     """
 
@@ -202,7 +202,6 @@ class LaneSession:
     ) -> None:
         self._timer = None if dialect.with_timings is None else RequestTimer()
         self.worker = SessionWorker(pool, contract.num_envs, self._timer)
-        """Its worker."""
         self.dialect = dialect
         self.session_id, self.peer = session_id, peer
         self.pictures = PictureLimits()
@@ -218,10 +217,6 @@ class LaneSession:
             steps_subsets=pool.steps_subsets,
         )
         self._contract = contract
-        ends_early = dialect.rules.ends_when_abandoned
-        self._last_states = (
-            (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
-        )
         self._frames = dialect.frames
         self._action_codec = dialect.codec(contract.action_space)
         self._observation_codec = dialect.codec(contract.observation_space)
@@ -290,7 +285,9 @@ class LaneSession:
             self._skip(request)
         if isinstance(response, EnvFailed):
             self.worker.note_error(response.code.name)
-        self.is_over = session.state in self._last_states
+        self.is_over = session.state is SessionState.CLOSED or (
+            session.state is SessionState.ABANDONED and self.dialect.rules.ends_when_abandoned
+        )
         frame = self._frames.pack_response(response, tag_arrays=self._tag_arrays)
         if timer is None or self.dialect.with_timings is None:
             return frame
@@ -305,6 +302,8 @@ class LaneSession:
         if waited_s and deadline.has_passed:
             text = "not done: calls or observers used its environment for"
             outcome = worker.timed_out(text, request.timeout_ms)
+        elif worker.overdue is not None and worker.endpoint.is_overdue(number):
+            outcome = worker.overdue
         elif isinstance(request, Step):
             outcome = await self._step(request, deadline, number)
         elif isinstance(request, Reset):
@@ -344,9 +343,7 @@ class LaneSession:
         if is_another and are_some and self._session.state is SessionState.READY:
             # The other lanes are gone with the former worker, which the client does not know yet.
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
-        command = ResetCommand(
-            seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
-        )
+        command = ResetCommand(request.seeds, dict(request.options) or None, lanes)
         reply = await self.worker.request(command, deadline, number)
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
@@ -356,8 +353,6 @@ class LaneSession:
 
     async def _step(self, request: Step, deadline: Deadline, number: int) -> EnvOutcome:
         worker = self.worker
-        if worker.overdue is not None and worker.endpoint.is_overdue(number):
-            return worker.overdue
         if not worker.endpoint.is_at_rest:
             obstacle = await worker.make_idle(deadline)
             if obstacle is not None:
@@ -389,8 +384,6 @@ class LaneSession:
 
     async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
         worker = self.worker
-        if worker.overdue is not None and worker.endpoint.is_overdue(number):
-            return worker.overdue
         obstacle = await worker.make_idle(deadline)
         if obstacle is not None:
             return obstacle
@@ -435,7 +428,9 @@ class LaneSession:
         if images is None:
             return self._observation_codec.encode(columns, num_lanes)
         # Other sessions are served meanwhile; the worker writes nothing before the next request.
-        return await asyncio.to_thread(_compressed, images, columns, num_lanes)
+        return await asyncio.to_thread(
+            lambda: images.values.encode(images.resized(columns), num_lanes)
+        )
 
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
         return self.dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
@@ -636,10 +631,6 @@ class LaneSession:
         for task in (*self.calls, *self.observations):
             task.cancel()
         self.worker.release()
-
-
-def _compressed(images: SentImages, columns: list[Column], num_lanes: int) -> bytes:
-    return images.values.encode(images.resized(columns), num_lanes)
 
 
 class Sessions:

@@ -66,11 +66,9 @@ _REPORTED_KINDS = {
 
 
 class Deadline:
-    """The time by which a request or call must be answered.
+    """The time by which a request or call must be answered, after a timeout; 0: any time.
 
-    Args:
-        timeout_ms: How long the answer may take; 0: any time.
-        waited_s: How much of that has passed.
+    It has waited for its turn for ``waited_s`` before.
     """
 
     def __init__(self, timeout_ms: int, waited_s: float = 0.0) -> None:
@@ -87,16 +85,9 @@ class Deadline:
 
 
 async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
-    """Wait until the reply of ``worker`` has arrived, or the worker has ended.
+    """Send the rest of the command, and wait until a reply has arrived or the worker has ended.
 
-    The rest of the command is sent meanwhile.
-
-    Args:
-        worker: Has not ended.
-        deadline_s: In the loop's time; None: wait for ever.
-
-    Returns:
-        False if the loop's time passed ``deadline_s`` first.
+    Return False if the loop's time passed ``deadline_s`` first. The worker must not have ended.
     """
     channel = worker.channel
     if channel.has_message:  # read already: the socket does not become readable for it again
@@ -132,7 +123,6 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
 
 
 async def take_reply(worker: WorkerProcess) -> Outcome:
-    """Return the reply that has arrived, or the failure of a worker that has ended."""
     if worker.channel.has_message:
         return worker.receive()
     # The system may take a moment to end a large process.
@@ -142,10 +132,7 @@ async def take_reply(worker: WorkerProcess) -> Outcome:
 class SessionWorker:
     """Sends a session's commands to its worker, and restarts a worker that has crashed or hung.
 
-    Args:
-        pool: Provides the workers; the session has a place in it.
-        num_lanes: Width of the session.
-        timer: Entered while a request waits for the worker; None: requests are not timed.
+    The session has a place in ``pool``. ``timer`` is entered while a request waits for the worker.
     """
 
     def __init__(
@@ -164,7 +151,6 @@ class SessionWorker:
         """Counters of its lanes."""
         self._spin = AdaptiveSpin(_LONGEST_SPIN_S)
         self.endpoint = EndpointSide(SessionProgress.local(num_lanes))
-        """Decides which of the session's requests count; counts its episodes."""
         self._next_report_s, self._report_pause_s = 0.0, _SLOW_RESET_S
         self._finishing: asyncio.Task[None] | None = None
         """Waits for a worker that finishes a command in vain."""
@@ -185,13 +171,9 @@ class SessionWorker:
         return self.process
 
     async def request(self, command: Command, deadline: Deadline, number: int = 0) -> Outcome:
-        """Have a numbered request executed by an idle worker, once.
+        """Have a request executed by an idle worker, once.
 
-        Args:
-            command: The request for the worker.
-            deadline: When it must be answered.
-            number: The client's number of the request; 0: the client numbers none, and it gets the
-                next one.
+        ``number`` is the client's; 0: it numbers none, and the request gets the next one.
         """
         worker, endpoint = self.process, self.endpoint
         assert worker is not None, "a Reset has made one ready"
@@ -273,11 +255,9 @@ class SessionWorker:
             )
 
     async def call_after_step(self, command: Command, timeout_ms: int) -> Outcome:
-        """Have ``command`` executed after the direct step that may be in progress.
+        """Have a command that is not a request executed after the direct step in progress, if any.
 
-        Args:
-            command: Not one of the session's requests.
-            timeout_ms: Timeout after the step, which keeps its own deadline; 0: none.
+        The timeout begins after the step, which keeps its own deadline; 0: none.
         """
         worker = self.require()
         if worker.channel.connection.fileno() < 0:
@@ -328,11 +308,7 @@ class SessionWorker:
     ) -> Failure:
         """Return the failure of a late command, which ``worker`` finishes in vain.
 
-        Args:
-            worker: The process.
-            timeout_ms: Timeout of the command.
-            message: Begin of the message.
-            observer_grace_s: How long an observer's picture may take after the late step.
+        An observer's picture may take ``observer_grace_s`` after a late step.
         """
         self.endpoint.missed_deadline()
         self._finishing = asyncio.ensure_future(self._finish(worker, observer_grace_s))
@@ -360,10 +336,7 @@ class SessionWorker:
     async def make_ready(self, deadline: Deadline) -> Failure | None:
         """Make sure that there is an idle worker: restart one that has crashed or was killed.
 
-        Returns the failure where it has none in time.
-
-        Args:
-            deadline: When it must be there.
+        Return the failure where there is none in time.
 
         Raises:
             CapacityError: The endpoint's machine lets it start no process for a new session.
@@ -375,8 +348,7 @@ class SessionWorker:
         try:
             with self._timer:
                 async with asyncio.timeout_at(deadline.at_s):
-                    await self._pool.discard(self.process)
-                    self.process = await self._pool.take()
+                    self.process = await self._pool.take(lost=self.process)
         except TimeoutError:
             # It continues to start; the next Reset finds it.
             return self.timed_out(NOT_STARTED, deadline.timeout_ms)
@@ -428,13 +400,8 @@ class SessionWorker:
     ) -> DirectHandle | None:
         """Open a direct connection from the client to the worker; None: no worker is idle.
 
-        To be called between requests. Steps are executed over it after ``set_episodes``.
-
-        Args:
-            timeout_ms: Timeout of the client's steps.
-            connection: TCP connection to the client, owned by the handle that is returned; None:
-                shared memory.
-            tag_arrays: Whether the client knows arrays in infos.
+        To be called between requests. Steps are executed over it after ``set_episodes``. The handle
+        owns ``connection``, which is a TCP connection; None: shared memory.
         """
         process = self.process
         if process is None or not self.endpoint.is_at_rest:
@@ -459,7 +426,7 @@ class SessionWorker:
             return None
         self._direct, self._direct_timeout_ms = direct, timeout_ms
         self.counts.transport = direct.transport
-        self._watch_soon(process, direct)
+        self._watch_soon()
         return direct
 
     async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
@@ -501,33 +468,30 @@ class SessionWorker:
             self._direct = None
             self.counts.transport = "grpc"
 
-    def _watch_soon(
-        self, process: WorkerProcess, direct: DirectHandle, left_s: float | None = None
-    ) -> None:
-        """Look at a direct connection in a moment, in ``left_s`` at the latest."""
+    def _watch_soon(self) -> None:
+        """Look at the direct connection in a moment, and when its step is late at the latest."""
         period_s = _LONGEST_PERIOD_S
         if self._direct_timeout_ms:
             period_s = min(period_s, _PART_OF_TIMEOUT * self._direct_timeout_ms / 1000)
-        if left_s is not None:
+        left_s = self.progress.remaining_s
+        if left_s is not None and self.progress.is_busy:
             period_s = min(period_s, left_s)
-        loop = asyncio.get_running_loop()
         after_s = max(period_s, _SHORTEST_PERIOD_S)
-        self._watch = loop.call_later(after_s, self._watch_direct, process, direct)
+        self._watch = asyncio.get_running_loop().call_later(after_s, self._watch_direct)
 
-    def _watch_direct(self, process: WorkerProcess, direct: DirectHandle) -> None:
-        """Enforce the deadline of the step that is in progress on a direct connection."""
+    def _watch_direct(self) -> None:
+        """Enforce the deadline of the step that is in progress on the direct connection."""
+        process, direct = self.require(), self._direct
         # Over TCP only the endpoint notices a worker's death: it holds the connection, too.
-        if not process.is_alive or direct.has_ended:
+        if direct is None or not process.is_alive or direct.has_ended:
             self.disconnect()
             return
         number, timeout_ms = self.progress.overdue_number, self.progress.timeout_ms
         # A request that waits for the worker enforces the deadline itself.
         if not number or not self.endpoint.is_idle:
-            left_s = None
             if self.progress.is_busy:
                 self.report_resets()
-                left_s = self.progress.remaining_s
-            self._watch_soon(process, direct, left_s)
+            self._watch_soon()
             return
         # The step's client gets the error on the stream. An answer that has left before this
         # counts; none leaves after it.

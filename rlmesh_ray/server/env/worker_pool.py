@@ -25,14 +25,9 @@ class WorkerPool:
     """Hands out workers, at most ``max_sessions`` at a time; keeps one spare.
 
     The first worker starts before the endpoint accepts clients, and provides the contract. All
-    methods but ``start`` must be called from the serving loop.
-
-    Args:
-        source: The environment that each worker runs.
-        validation: How the workers validate values.
-        max_sessions: Most sessions at a time.
-        sessions_per_worker: How many sessions' workers share a process.
-        step_grace_s: How long a late request may continue before its worker is killed.
+    methods but ``start`` must be called from the serving loop. ``sessions_per_worker`` is how many
+    sessions' workers share a process; ``step_grace_s``, how long a late request may continue before
+    its worker is killed.
     """
 
     def __init__(
@@ -57,14 +52,12 @@ class WorkerPool:
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
-        self._contract: EnvContract | None = None
+        self._kind: tuple[object, ...] = ()
         self.counts = EnvCounters()
-        """Counters of the sessions."""
         self._max_sessions = max_sessions
         self.num_sessions = 0
         """Open sessions, with and without a worker."""
         self.failures = FailureLog()
-        """Logs the failures of the environments."""
         self.steps_subsets = False
         """Whether a client may reset and step any lanes alone; only after ``start``."""
 
@@ -75,11 +68,12 @@ class WorkerPool:
             EnvStartError: The environment could not be created.
         """
         self._spare = WorkerProcess.start(self._source, validation=self._validation)
+        contract = self._spare.contract
         # Lanes that reset themselves may only be stepped together.
-        is_disabled = self._spare.contract.autoreset_mode is AutoresetMode.DISABLED
+        is_disabled = contract.autoreset_mode is AutoresetMode.DISABLED
         self.steps_subsets = is_disabled and self._spare.steps_subsets
-        self._contract = self._spare.contract
-        return self._contract
+        self._kind = _kind_of(contract)
+        return contract
 
     async def reserve(self) -> None:
         """Reserve a place for a session, without a worker; ``release`` gives it back.
@@ -109,15 +103,8 @@ class WorkerPool:
             raise
         self.num_sessions += 1
 
-    async def discard(self, worker: WorkerProcess | None) -> None:
-        """Kill the worker that a session has lost, and count its restart; None: it had none."""
-        if worker in self._out:  # not so when a caller that was cancelled comes again
-            self.counts.worker_restarts += 1
-            self._out.discard(worker)
-            await in_thread(worker.kill)
-
-    async def take(self) -> WorkerProcess:
-        """Return a fresh worker for a session that has a place.
+    async def take(self, lost: WorkerProcess | None = None) -> WorkerProcess:
+        """Return a fresh worker for a session that has a place; kill the one that it has lost.
 
         When the caller is cancelled, a start continues and serves the next session.
 
@@ -125,6 +112,11 @@ class WorkerPool:
             CapacityError: The endpoint's machine lets it start no process.
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
+        # A caller that was cancelled comes again with a worker that is no longer in use.
+        if lost is not None and lost in self._out:
+            self.counts.worker_restarts += 1
+            self._out.discard(lost)
+            await in_thread(lost.kill)
         worker, self._spare = self._spare, None
         if worker is None or not worker.is_alive:
             worker = await self._start_another()
@@ -139,11 +131,8 @@ class WorkerPool:
         """End a session and its worker; a spare starts in its place.
 
         The place is free when the worker's environment is closed, or killed because that takes
-        too long; ``reserve`` waits for it. The start of the spare holds no place.
-
-        Args:
-            worker: Worker of the session; None: it never had one.
-            is_idle: Whether it has replied to every command; if not, it is killed immediately.
+        too long; ``reserve`` waits for it. The start of the spare holds no place. A worker that is
+        not idle, since it has not replied to every command, is killed immediately.
         """
         if worker is None:
             self.num_sessions -= 1
@@ -181,11 +170,7 @@ class WorkerPool:
             ) from error
 
     def _start(self, place: WorkerProcess | None = None) -> WorkerProcess:
-        """Start a worker that ``close`` can end; in a thread.
-
-        Args:
-            place: In the process of a session that has ended; None: in another one.
-        """
+        """Start a worker that ``close`` can end, in a place of a process, if any; in a thread."""
         if process := place or self._joined_process():
             try:
                 return self._start_in(process)
@@ -202,7 +187,7 @@ class WorkerPool:
             raise EnvStartError(_IS_CLOSING)
         try:
             worker = WorkerProcess.start(self._source, validation=self._validation, process=process)
-            if _kind_of(worker.contract) != _kind_of(self._contract):
+            if _kind_of(worker.contract) != self._kind:
                 worker.kill(spares_others=True)
                 raise EnvStartError(
                     f"{self._source.description} has another contract than before; a factory must "
@@ -277,12 +262,10 @@ class WorkerPool:
         return is_wanted and self._source.can_recreate
 
 
-def _kind_of(contract: EnvContract | None) -> tuple[object, ...] | None:
+def _kind_of(contract: EnvContract) -> tuple[object, ...]:
     """Return the parts of a contract that must be equal in all workers.
 
     Not the metadata: they may hold arrays, whose comparison is not a bool.
     """
-    if contract is None:
-        return None
     spaces = contract.observation_space, contract.action_space
     return *spaces, contract.num_envs, contract.autoreset_mode
