@@ -19,6 +19,7 @@ memory that the endpoint can read, also after the worker's death.
 """
 
 import enum
+import math
 import mmap
 import time
 from collections.abc import Sequence
@@ -112,19 +113,18 @@ class SessionProgress:
         return self._fields[_TIMEOUT_MS]
 
     @property
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline of the request in progress; None without a deadline."""
+    def remaining_s(self) -> float:
+        """Seconds until the deadline of the request in progress; infinity without a deadline."""
         timeout_ms = self._fields[_TIMEOUT_MS]
         if timeout_ms <= 0:
-            return None
+            return math.inf
         return timeout_ms / 1000 - (time.monotonic_ns() - self._fields[_BEGUN_NS]) / 1e9
 
     @property
     def overdue_number(self) -> int:
         """Number of the request in progress if it has missed its deadline, else 0."""
         number = self._fields[_BEGUN]
-        remaining_s = self.remaining_s
-        is_in_time = remaining_s is None or remaining_s > 0 or self._fields[_DONE] == number
+        is_in_time = self.remaining_s > 0 or self._fields[_DONE] == number
         # The worker may have begun the next request between the reads.
         return 0 if is_in_time or self._fields[_BEGUN] != number else number
 
@@ -201,33 +201,24 @@ class SessionProgress:
         The arrays are ``(num_lanes,)``, also where only ``lanes`` were stepped; empty: all were.
         """
         counts = self._counts[self._fields[_BEGUN] % 2]
+        tracked, steps, earned = counts.is_tracked, counts.step_counts, counts.cumulative_rewards
         if self._num_tracked < 0:
-            self._num_tracked = int(np.count_nonzero(counts.is_tracked))
+            self._num_tracked = int(np.count_nonzero(tracked))
         if not self._num_tracked:
             return  # the usual case: episodes that autoresets begin are not tracked
         has_ended = 1 in terminated.tobytes() or 1 in truncated.tobytes()
-        if has_ended or lanes or self._num_tracked < len(rewards):
-            self._count_some(counts, rewards, terminated | truncated, lanes)
+        if not (has_ended or lanes or self._num_tracked < len(rewards)):
+            np.add(steps, 1, out=steps)
+            np.add(earned, rewards, out=earned)
             return
-        np.add(counts.step_counts, 1, out=counts.step_counts)
-        np.add(counts.cumulative_rewards, rewards, out=counts.cumulative_rewards)
-
-    def _count_some(
-        self,
-        counts: EpisodeCounts,
-        rewards: NDArray[np.float64],
-        has_ended: NDArray[np.bool_],
-        lanes: Sequence[int],
-    ) -> None:
         self._num_tracked = -1
-        tracked, steps, earned = counts.is_tracked, counts.step_counts, counts.cumulative_rewards
         counted = tracked.copy()
         if lanes:
             counted[:] = False
             counted[list(lanes)] = tracked[list(lanes)]
         np.add(steps, counted, out=steps)
         np.add(earned, rewards, out=earned, where=counted)
-        np.greater(tracked, counted & has_ended, out=tracked)
+        np.greater(tracked, counted & (terminated | truncated), out=tracked)
 
     def count_vector_step(
         self, took_ns: int, num_lanes: int, num_ended: int, num_deviations: int = 0

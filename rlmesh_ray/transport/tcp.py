@@ -31,8 +31,8 @@ _TICKET_S = 30.0
 NONCE_BYTES = 16
 ACCEPTED = b"\1"
 
-_HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
-HELLO_BYTES = _HELLO.size
+HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
+"""The greeting: PROTOCOL, id of the ticket, the client's nonce."""
 _DIAL_TIMEOUT_S = 3.0
 _SHORTEST_DIAL_S = 0.001
 """A timeout of 0.0 would make the socket non-blocking."""
@@ -104,18 +104,6 @@ class TicketIssuer:
         return None if issued is None or issued.until_s < time.monotonic() else issued
 
 
-def parse_hello(data: bytes) -> tuple[bytes, bytes]:
-    """Return the ticket id and the client's nonce in a greeting of ``HELLO_BYTES``.
-
-    Raises:
-        ConnectionRefusedError: It is no greeting of this protocol.
-    """
-    protocol, ticket_id, nonce = _HELLO.unpack(data)
-    if protocol != PROTOCOL:
-        raise ConnectionRefusedError("this is no client of rlmesh-ray")
-    return ticket_id, nonce
-
-
 def enable_keepalive(
     connection: Any, idle_s: int = 60, interval_s: int = 15, count: int = 4
 ) -> None:
@@ -139,7 +127,7 @@ def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> socket.so
     connection = _connected(host, port)
     try:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        connection.sendall(_HELLO.pack(PROTOCOL, ticket.ticket_id, nonce))
+        connection.sendall(HELLO.pack(PROTOCOL, ticket.ticket_id, nonce))
         answer = _received(connection, NONCE_BYTES + PROOF_BYTES)
         endpoint_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, ticket.proof(b"endpoint", nonce, endpoint_nonce)):

@@ -260,7 +260,7 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
 
     def pretend(listener: socket.socket) -> None:
         with listener.accept()[0] as peer:
-            peer.recv(tcp.HELLO_BYTES, socket.MSG_WAITALL)
+            peer.recv(tcp.HELLO.size, socket.MSG_WAITALL)
             peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tcp.PROOF_BYTES))
             heard.append(peer.recv(1024))
 

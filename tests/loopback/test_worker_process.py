@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import errno
 import io
+import math
 import os
 import select
 import signal
@@ -361,7 +362,7 @@ def test_the_event_loop_gives_up_at_the_deadline_and_may_wait_again(
         now_s = asyncio.get_running_loop().time()
         early = await wait_for_reply(worker, now_s + 0.05)
         gate.write_text("")
-        return early, await wait_for_reply(worker, None), await take_reply(worker)
+        return early, await wait_for_reply(worker, math.inf), await take_reply(worker)
 
     early, late, reply = asyncio.run(wait())
 

@@ -135,10 +135,10 @@ class ConnectionBroker:
         self, client: socket.socket, mark_authenticated: Callable[[], object]
     ) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            hello = await read_exactly(client, tcp.HELLO_BYTES)
-            ticket_id, client_nonce = tcp.parse_hello(hello)
+            hello = await read_exactly(client, tcp.HELLO.size)
+            protocol, ticket_id, client_nonce = tcp.HELLO.unpack(hello)
             issued = self.tickets.take(ticket_id)
-            if issued is None:
+            if protocol != tcp.PROTOCOL or issued is None:
                 return
             mark_authenticated()
             nonce = secrets.token_bytes(tcp.NONCE_BYTES)

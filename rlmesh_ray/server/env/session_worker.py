@@ -6,6 +6,7 @@ or is killed after a grace time.
 
 import asyncio
 import logging
+import math
 import socket
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -73,18 +74,16 @@ class Deadline:
 
     def __init__(self, timeout_ms: int, waited_s: float = 0.0) -> None:
         self.timeout_ms = timeout_ms
-        self.at_s: float | None = None
-        """In the loop's time; None: never."""
-        if timeout_ms > 0:
-            now_s = asyncio.get_running_loop().time() - waited_s
-            self.at_s = now_s + timeout_ms / 1000
+        left_s = timeout_ms / 1000 - waited_s if timeout_ms > 0 else math.inf
+        self.at_s = asyncio.get_running_loop().time() + left_s
+        """In the loop's time; infinity: never."""
 
     @property
     def has_passed(self) -> bool:
-        return self.at_s is not None and asyncio.get_running_loop().time() >= self.at_s
+        return asyncio.get_running_loop().time() >= self.at_s
 
 
-async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
+async def wait_for_reply(worker: WorkerProcess, deadline_s: float) -> bool:
     """Send the rest of the command, and wait until a reply has arrived or the worker has ended.
 
     Return False if the loop's time passed ``deadline_s`` first. The worker must not have ended.
@@ -108,7 +107,7 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
             arrival.set_result(False)
 
     is_sending = channel.is_sending
-    timer = None if deadline_s is None else loop.call_at(deadline_s, give_up)
+    timer = loop.call_at(deadline_s, give_up)
     loop.add_reader(descriptor, advance)
     if is_sending:
         loop.add_writer(descriptor, advance)
@@ -118,8 +117,7 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
         loop.remove_reader(descriptor)
         if is_sending:
             loop.remove_writer(descriptor)
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
 
 
 async def take_reply(worker: WorkerProcess) -> Outcome:
@@ -141,7 +139,7 @@ class SessionWorker:
         num_lanes: int,
         timer: AbstractContextManager[None] | None = None,
     ) -> None:
-        self._pool = pool
+        self._pool, self._num_lanes = pool, num_lanes
         self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
         """The latest worker; None: there has been none yet."""
@@ -207,9 +205,7 @@ class SessionWorker:
         if is_alone:
             self._spin.spin(channel.advance)
         while not channel.has_message:
-            until_s = loop.time() + _LOOK_EVERY_S
-            if deadline.at_s is not None:
-                until_s = min(until_s, deadline.at_s)
+            until_s = min(loop.time() + _LOOK_EVERY_S, deadline.at_s)
             if await wait_for_reply(worker, until_s):
                 break
             if deadline.has_passed:
@@ -270,12 +266,11 @@ class SessionWorker:
             is_stepping = progress.is_busy
             number, limit_ms, left_s = progress.begun, progress.timeout_ms, progress.remaining_s
             if is_stepping:
-                until_s = None if left_s is None else loop.time() + left_s
+                until_s = loop.time() + left_s
             else:
                 deadline = deadline or Deadline(timeout_ms)
                 # One more step may begin just now; the command is executed before a second one.
-                until_s = loop.time() + _RECHECK_S
-                until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
+                until_s = min(loop.time() + _RECHECK_S, deadline.at_s)
             if await wait_for_reply(worker, until_s):
                 return await self._received_reply(worker)
             if is_stepping and progress.done < number:
@@ -473,9 +468,8 @@ class SessionWorker:
         period_s = _LONGEST_PERIOD_S
         if self._direct_timeout_ms:
             period_s = min(period_s, _PART_OF_TIMEOUT * self._direct_timeout_ms / 1000)
-        left_s = self.progress.remaining_s
-        if left_s is not None and self.progress.is_busy:
-            period_s = min(period_s, left_s)
+        if self.progress.is_busy:
+            period_s = min(period_s, self.progress.remaining_s)
         after_s = max(period_s, _SHORTEST_PERIOD_S)
         self._watch = asyncio.get_running_loop().call_later(after_s, self._watch_direct)
 
@@ -511,15 +505,14 @@ class SessionWorker:
         The log also has the lanes, and the limit that a user of our clients has set: they leave the
         endpoint less than that, see ``protocol.client_session.endpoint_timeout_ms``.
         """
+        message = f"{message} {timeout_ms} ms"
         num_reset, to_reset = self.progress.resets
         if self.progress.is_busy and to_reset:
             slow = f"the reset of {to_reset} lane{'s'[: to_reset > 1]}"
-            message = f"{message} {timeout_ms} ms: {slow}, of which {num_reset} had been reset"
-        else:
-            message = f"{message} {timeout_ms} ms"
+            message += f": {slow}, of which {num_reset} had been reset"
         failure = Failure(FailureKind.TIMEOUT, message)
-        num_lanes = self.process.contract.num_envs if self.process is not None else 1
-        lanes = f"lanes 0 to {num_lanes - 1}, which step together" if num_lanes > 1 else "lane 0"
+        last = self._num_lanes - 1
+        lanes = f"lanes 0 to {last}, which step together" if last else "lane 0"
         self._report(
             failure,
             f", in {lanes}, after {self.counts.read().num_steps} vector steps of the session "

@@ -1,5 +1,7 @@
 """What a worker notes of a session."""
 
+import math
+
 import numpy as np
 
 from rlmesh_ray.transport.exactly_once import SessionProgress
@@ -66,18 +68,17 @@ def test_a_request_in_progress_is_known_with_its_deadline() -> None:
     progress.begin(2, 1000)
 
     assert (progress.begun, progress.is_busy) == (2, True)
-    assert progress.remaining_s is not None
     assert 0.0 < progress.remaining_s <= 1.0
     progress.end()
     assert not progress.is_busy
     progress.begin(3, 0)
-    assert progress.remaining_s is None
+    assert progress.remaining_s == math.inf
 
 
 def test_a_step_that_begins_during_the_check_of_the_one_before_it_is_not_overdue() -> None:
     class Overtaken(SessionProgress):
         @property
-        def remaining_s(self) -> float | None:
+        def remaining_s(self) -> float:
             self.end()
             self.begin(2, 60_000)
             return -0.001
