@@ -358,8 +358,9 @@ class DirectConnector:
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether the next attempt waits for a Reset or the end of a pause."""
-        return not (self.is_closed or self._is_dialing) and self._direct is None
+        """Whether the next attempt is due, or waits for the end of a pause."""
+        has_none = self._direct is None and not (self.is_closed or self._is_dialing)
+        return has_none and self._has_lanes
 
     @property
     def is_open(self) -> bool:
@@ -395,10 +396,9 @@ class DirectConnector:
             if direct.is_open:
                 return direct
             self._lose()
-        is_due = self._has_lanes and not self.is_closed and time.monotonic() >= self._due_s
-        if is_due and self._is_waiting:
+        if self._is_waiting and time.monotonic() >= self._due_s:
             self._try()
-        if self._is_required and self._is_waiting and self._has_lanes:
+        if self._is_required and self._is_waiting:
             remedy = "leave transport out to use any transport"
             raise EndpointLostError(f"{self._why_none}; {remedy}", self._address)
         return self._direct
@@ -407,8 +407,6 @@ class DirectConnector:
         """Note the loss of the connection; it counts unless the lanes were lost with it."""
         now_s = time.monotonic()
         with self._lock:
-            if self._direct is None:
-                return
             self._direct, self._due_s = None, now_s
             if not self._has_lanes:
                 return

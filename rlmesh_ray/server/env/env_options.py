@@ -44,7 +44,8 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
     """
     checked = as_names("allow_calls", names)
     for name in checked:
-        if not _is_name(name):
+        is_attribute = name.isidentifier() and not keyword.iskeyword(name)
+        if not is_attribute or name.startswith("_") or len(name) > _LONGEST_NAME:
             raise ConfigurationError(
                 f"allow_calls (--allow-call) names {name!r}, which is not a public "
                 "attribute; give names such as 'set_task', without underscore, dots or brackets"
@@ -55,12 +56,6 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
                 "session; clients have it already"
             )
     return checked
-
-
-def _is_name(name: str) -> bool:
-    is_short = len(name) <= _LONGEST_NAME
-    is_attribute = name.isidentifier() and not keyword.iskeyword(name)
-    return is_short and is_attribute and not name.startswith("_")
 
 
 class EnvOptions(TypedDict, total=False):
