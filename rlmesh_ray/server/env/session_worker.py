@@ -465,25 +465,25 @@ class SessionWorker:
 
     def _watch_soon(self) -> None:
         """Look at the direct connection in a moment, and when its step is late at the latest."""
-        period_s = _LONGEST_PERIOD_S
+        period_s, progress = _LONGEST_PERIOD_S, self.progress
         if self._direct_timeout_ms:
             period_s = min(period_s, _PART_OF_TIMEOUT * self._direct_timeout_ms / 1000)
-        if self.progress.is_busy:
-            period_s = min(period_s, self.progress.remaining_s)
+        if progress.is_busy:
+            period_s = min(period_s, progress.remaining_s)
         after_s = max(period_s, _SHORTEST_PERIOD_S)
         self._watch = asyncio.get_running_loop().call_later(after_s, self._watch_direct)
 
     def _watch_direct(self) -> None:
         """Enforce the deadline of the step that is in progress on the direct connection."""
-        process, direct = self.require(), self._direct
+        process, direct, progress = self.require(), self._direct, self.progress
         # Over TCP only the endpoint notices a worker's death: it holds the connection, too.
         if direct is None or not process.is_alive or direct.has_ended:
             self.disconnect()
             return
-        number, timeout_ms = self.progress.overdue_number, self.progress.timeout_ms
+        number, timeout_ms = progress.overdue_number, progress.timeout_ms
         # A request that waits for the worker enforces the deadline itself.
         if not number or not self.endpoint.is_idle:
-            if self.progress.is_busy:
+            if progress.is_busy:
                 self.report_resets()
             self._watch_soon()
             return
