@@ -15,8 +15,6 @@ ALLOWED_PROTOCOLS = {
     "EndpointFleet": "keeps evaluation from actors, which have EnvFleet and ModelFleet",
     "EndpointResolver": "FixedAddressResolver, FleetResolver",
     "EndpointSource": "AddressSource; keeps watch from actors, which have ClusterEndpoints",
-    "EnvClientDialect": "EditionEnvClientDialect, ReleasedEnvClientDialect",
-    "EnvClientFrames": "the modules env: wire, released",
     "EnvServerFrames": "the modules env: wire, released",
     "EnvSessionClient": "EnvClient, WorldClient",
     "EpisodeCounterSource": "keeps protocol from transport, which has EndpointSide",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ from rlmesh_ray.protocol.messages import (
     Configure,
     Configured,
     EnvRequest,
-    EnvResponse,
     EpisodeRecord,
     Infos,
     Render,
@@ -98,75 +97,18 @@ class StepResult(NamedTuple):
     episode_ids: tuple[str, ...]
 
 
-class EnvClientFrames(Protocol):
-    """Encodes requests and decodes responses, such as a module of ``wire``."""
-
-    def pack_request(self, request: EnvRequest, *, tag_arrays: bool, max_bytes: int) -> bytes:
-        """Return the frame of ``request``.
-
-        Args:
-            request: The request.
-            tag_arrays: Whether the endpoint has the capability NDARRAY.
-            max_bytes: The largest frame that the endpoint accepts.
-
-        Raises:
-            CodecError: Something in the request would not arrive as it is, or it is too large.
-        """
-
-    def parse_response(self, data: bytes) -> EnvResponse:
-        """Return the response in ``data``; raises CodecError if it is malformed."""
-
-
-class EnvClientDialect(Protocol):
-    """Makes the requests of one session, and reads their answers, in the order of the requests."""
-
-    @property
-    def frames(self) -> EnvClientFrames:
-        """The encoding of its messages."""
-
-    @property
-    def edition(self) -> str:
-        """The edition for Configure, which comes first; empty: there is no Configure."""
-
-    def reset(
-        self,
-        request_id: str,
-        *,
-        seeds: Sequence[int],
-        options: Mapping[str, object],
-        timeout_ms: int,
-        lanes: Sequence[int],
-    ) -> Reset:
-        """Return the request to reset ``lanes``, or all where these are empty."""
-
-    def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
-        """Return the request to step all lanes.
-
-        Raises:
-            CodecError: A column is not what its leaf declares.
-        """
-
-    def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return the result in ``done``, over all lanes.
-
-        Raises:
-            CodecError: It has other lanes, or no observations of this session.
-        """
-
-    def step_result(self, done: StepDone) -> StepResult:
-        """Return the result in ``done``; raises as ``reset_result``."""
-
-
 class EditionEnvClientDialect:
-    """The dialect of ``rlmesh.protocol.v1``; its messages need no translation.
+    """The dialect of ``rlmesh.protocol.v1``: makes requests, and reads their answers in order.
 
     Args:
         contract: Contract of the session.
         observations: Decodes observations; None: the edition's codec.
     """
 
-    frames: EnvClientFrames = wire
+    frames: ClassVar[Any] = wire
+    """The wire module, which another dialect replaces."""
     edition = ""
+    """The edition for Configure, which comes first; empty: there is no Configure."""
 
     def __init__(self, contract: EnvContract, observations: BatchCodec | None = None) -> None:
         self._observations = observations or values.codec(contract.observation_space)
@@ -182,12 +124,15 @@ class EditionEnvClientDialect:
         timeout_ms: int,
         lanes: Sequence[int],
     ) -> Reset:
+        """Return the request to reset ``lanes``, or all where these are empty."""
         return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
+        """Return the request; raises CodecError for a column that is not what its leaf declares."""
         return Step(request_id, self._actions.encode(action, self._width), timeout_ms)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
+        """Return the result, over all lanes; raises CodecError for other lanes or observations."""
         columns = self._observations.decode(done.observation, self._width)
         return ResetResult(owned(columns), done.infos, done.episode_ids)
 
@@ -209,7 +154,7 @@ def owned(columns: Sequence[Column]) -> list[Column]:
     return [column if isinstance(column, tuple) else np.array(column) for column in columns]
 
 
-EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
+EnvDialectFactory = Callable[[EnvContract], EditionEnvClientDialect]
 """Makes the dialect of a session with this contract."""
 HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
     "/rlmesh.env.v1.EnvService/Handshake",
@@ -239,7 +184,7 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         return HANDSHAKE.negotiate(connect_options, channel)[1]
 
 
-_Agreed = tuple[HandshakeResponse, EnvContract, Metadata, EnvClientDialect]
+_Agreed = tuple[HandshakeResponse, EnvContract, Metadata, EditionEnvClientDialect]
 """The answer to a handshake, the contract with the images in the size in which they come, the
 metadata of the session's calls besides the token, and the dialect of the endpoint's generation."""
 

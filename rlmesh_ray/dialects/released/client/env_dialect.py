@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.env.env_client import (
-    EnvClientFrames,
+    EditionEnvClientDialect,
     EnvDialectFactory,
     ResetResult,
     StepResult,
@@ -232,14 +232,14 @@ def _replaced(
 _SHOWN = 8
 
 
-class ReleasedEnvClientDialect:
+class ReleasedEnvClientDialect(EditionEnvClientDialect):
     """The dialect of one session.
 
     Args:
         contract: The session's.
     """
 
-    frames: EnvClientFrames = wire
+    frames: ClassVar[Any] = wire
     edition = EDITION_NAME
 
     def __init__(self, contract: EnvContract) -> None:
