@@ -9,7 +9,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 ALLOWED_PROTOCOLS = {
     "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
-    "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
     "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver",
     "EndpointFleet": "keeps evaluation from actors, which have EnvFleet and ModelFleet",

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -114,74 +114,11 @@ Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
 """Makes requests, with ids from the front of those given."""
 
 
-class DialectModelSession(Protocol):
-    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
-
-    It makes the requests of its routes, and reads predictions: these methods take the ids of the
-    requests that they make from the front of ``ids``. Safe to use from several threads.
-    """
-
-    answer: HandshakeResponse
-    """The server's description of itself."""
-
-    def ask(self, make: Make, timeout_s: float) -> ModelReply:
-        """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
-
-    def close(self) -> None:
-        """End the session. Idempotent."""
-
-    def configure(
-        self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
-    ) -> EncodedRequest:
-        """Return the request to open a route; ``predict_chunk`` needs a horizon above 1."""
-
-    def predict(
-        self,
-        ids: Iterator[str],
-        route_id: str,
-        rows: Sequence[PredictSlot],
-        observation: bytes,
-    ) -> list[EncodedRequest]:
-        """Return the request for a prediction, after requests that must come before it."""
-
-    def predict_chunk(
-        self, ids: Iterator[str], route_id: str, batch: RouteBatch
-    ) -> list[EncodedRequest]:
-        """Return the request for a prediction of chunks, as ``predict`` does.
-
-        Raises:
-            CodecError: The observations have no wire form.
-        """
-
-    def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
-        """Return the request to close a route."""
-
-    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        """Return the bytes of observations. In any thread, without the lock.
-
-        Raises:
-            CodecError: They have no wire form.
-        """
-
-    def actions(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
-    ) -> list[Column]:
-        """Return the actions of a prediction; arrays may be read-only. Without the lock, too.
-
-        Those of chunks stand one row after the other of each step. There are as many steps as the
-        columns have times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter
-        chunks.
-
-        Raises:
-            CodecError: They are no actions of that route.
-            RemoteProtocolError: It is the answer to another request.
-        """
-
-
 class EditionModelClientDialect:
     """The dialect of ``rlmesh.protocol.v1``: all requests of one session, and their answers.
 
-    Used under the session's lock, but for ``encode`` and ``actions``; see ``DialectModelSession``.
+    Methods that make requests take their ids from the front of ``ids``. Used under the session's
+    lock, but for ``encode`` and ``actions``.
 
     Args:
         session_id: Named in every context.
@@ -196,6 +133,7 @@ class EditionModelClientDialect:
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
+        """Return the request to open a route; ``predict_chunk`` needs a horizon above 1."""
         request_id = next(ids)
         context = PredictContext(self.session_id, route_id, request_id)
         request = ConfigureRoute(request_id, context, contract, horizon)
@@ -208,6 +146,7 @@ class EditionModelClientDialect:
         rows: Sequence[PredictSlot],
         observation: bytes,
     ) -> list[EncodedRequest]:
+        """Return the request for a prediction, after requests that must come before it."""
         request_id = next(ids)
         context = PredictContext(self.session_id, route_id, request_id, tuple(rows))
         request = Predict(request_id, context, observation)
@@ -225,7 +164,8 @@ class EditionModelClientDialect:
         request = CloseRoute(request_id, PredictContext(self.session_id, route_id, request_id))
         return EncodedRequest(request_id, self.frames.pack_request(request))
 
-    def close(self, ids: Iterator[str]) -> EncodedRequest:
+    def end(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to close the session."""
         request_id = next(ids)
         return EncodedRequest(request_id, self.frames.pack_request(CloseModel(request_id)))
 
@@ -239,13 +179,42 @@ class EditionModelClientDialect:
         return ModelReply(response.request_id)
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
+        """Return the bytes of observations; raises CodecError where they have no wire form."""
         return image_codec_v1.observation_codec(contract).encode(columns, num_rows)
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
+        """Return the actions of a prediction; arrays may be read-only.
+
+        Those of chunks stand one row after the other of each step. There are as many steps as the
+        columns have times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter
+        chunks.
+
+        Raises:
+            CodecError: They are no actions of that route.
+            RemoteProtocolError: It is the answer to another request.
+        """
         codec = values.codec(contract.action_space)
         return codec.decode(action_of(reply), num_rows * horizon)
+
+
+class DialectModelSession(EditionModelClientDialect):
+    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
+
+    It is also the dialect of its requests. Safe to use from several threads.
+    """
+
+    answer: HandshakeResponse
+    """The server's description of itself."""
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+        raise NotImplementedError
 
 
 def action_of(reply: ModelReply) -> bytes:

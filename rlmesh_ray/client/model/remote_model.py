@@ -235,7 +235,7 @@ class ModelSessionStream:
             self._session.close()
         if is_first:
             with contextlib.suppress(RlmeshError):  # it is closed below in any case
-                self.ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, to_close=True)
+                self.ask(lambda ids: [self._dialect.end(ids)], _CLOSE_TIMEOUT_S, to_close=True)
         self.fail(self._session.closed())
         self.stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
@@ -328,7 +328,7 @@ class RemoteModel(NotPicklable):
         self._timeout_s = predict_timeout_s
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
-        self._dialect: EditionModelClientDialect | DialectModelSession
+        self._dialect: EditionModelClientDialect
         self._session_stream: ModelSessionStream | DialectModelSession
         session = open_dialect_session(self._connect_options)
         if session is not None:

@@ -35,11 +35,11 @@ from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.client.model.model_dialect import (
+    DialectModelSession,
     EncodedRequest,
     Make,
     ModelReply,
     PredictTelemetry,
-    RouteBatch,
     action_of,
 )
 from rlmesh_ray.dialects.openpi.wire import (
@@ -163,7 +163,7 @@ class _Lane:
         return await self.connection.recv()
 
 
-class OpenpiSession:
+class OpenpiSession(DialectModelSession):
     """Sessions with an openpi server, as ``RemoteModel`` needs them; it is its own dialect.
 
     Args:
@@ -240,12 +240,6 @@ class OpenpiSession:
         request_id = next(ids)
         work = functools.partial(self._predict, request_id, route_id, rows, unpack(observation))
         return [_RouteRequest(request_id, observation, work)]
-
-    def predict_chunk(
-        self, ids: Iterator[str], route_id: str, batch: RouteBatch
-    ) -> list[EncodedRequest]:
-        contract, rows, columns = batch
-        return self.predict(ids, route_id, rows, self.encode(contract, columns, len(rows)))
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         return _RouteRequest(next(ids), b"", lambda _: self._release(route_id))

@@ -157,7 +157,7 @@ def test_a_route_is_an_adapter() -> None:
     opened_frame = dialect.configure(ids, "route", CONTRACT).frame
     opened = request(opened_frame)
     closed = request(dialect.release(ids, "route").frame)
-    last = request(dialect.close(ids).frame)
+    last = request(dialect.end(ids).frame)
 
     assert isinstance(opened, ConfigureRoute)
     assert opened.context == CONTEXT
