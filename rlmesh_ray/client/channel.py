@@ -211,6 +211,12 @@ def translate_grpc_error(
     return EndpointLostError(_loss(code, details), address)
 
 
+def status_of(error: EndpointError) -> tuple[grpc.StatusCode | None, str]:
+    """Return the status with which a call has failed, and its details; None: it has none."""
+    cause = error.__cause__
+    return (cause.code(), cause.details() or "") if isinstance(cause, grpc.Call) else (None, "")
+
+
 def _loss(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.CANCELLED:
         return "the endpoint, or a proxy before it, has ended the call"
@@ -390,6 +396,11 @@ class ServiceHandshake(Generic[MakeT]):
         assert first is not None, "there is at least one variant"
         raise first
 
+    def probe(self, connect_options: ConnectOptions) -> HandshakeResponse:
+        """Return the endpoint's answer, without opening a session; raises as ``negotiate``."""
+        with connect_options.open() as channel:
+            return self.negotiate(connect_options, channel)[1]
+
     def generations(self, connect_options: ConnectOptions) -> tuple[str, ...]:
         """Return the generations in which sessions can be held with an endpoint.
 
@@ -441,9 +452,9 @@ def _is_understood(
     variant: HandshakeVariant[MakeT], error: EndpointError | HandshakeRefusedError
 ) -> bool:
     """Return whether the endpoint has failed or refused for another reason than the generation."""
-    cause = error.__cause__
     if isinstance(error, EndpointError):
-        return not (isinstance(cause, grpc.Call) and cause.code() in _UNDECODABLE)
+        return status_of(error)[0] not in _UNDECODABLE
+    cause = error.__cause__
     others = [each for each in model_dialects() if each != variant.generation]
     is_of_other = any(generation in str(cause) for generation in others)
     return not isinstance(cause, CodecError) and not is_of_other

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.channel import ConnectOptions, Metadata, ServiceHandshake
+from rlmesh_ray.client.channel import ConnectOptions, Metadata, ServiceHandshake, status_of
 from rlmesh_ray.client.fork_guard import close_at_exit, forked
 from rlmesh_ray.client.join_stream import JoinStream, called_after, open_call
 from rlmesh_ray.errors import (
@@ -171,17 +171,7 @@ HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
     "client.env_dialect",
 )
 generations_of = HANDSHAKE.generations
-
-
-def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
-    """Return an endpoint's answer to the handshake, without opening a session.
-
-    Raises:
-        EndpointError: It cannot be reached.
-        HandshakeRefusedError: It serves no generation or edition of this package.
-    """
-    with connect_options.open() as channel:
-        return HANDSHAKE.negotiate(connect_options, channel)[1]
+shake_hands = HANDSHAKE.probe
 
 
 _Agreed = tuple[HandshakeResponse, EnvContract, Metadata, EditionEnvClientDialect]
@@ -195,10 +185,6 @@ def connect(
     """Shake hands and return a channel for one session, which is the caller's to close.
 
     It accepts the largest message that is possible under the contract.
-
-    Args:
-        connect_options: The endpoint.
-        images: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: ``images`` do not fit the environment or the endpoint.
@@ -268,13 +254,6 @@ def request_ticket(
 ) -> Ticket:
     """Return a ticket for a connection to the worker of a session.
 
-    Args:
-        connect_options: The endpoint.
-        channel: To it.
-        session: What names the session.
-        timeout_ms: What its steps may take.
-        timeout_s: How long to wait.
-
     Raises:
         EndpointError: No answer came, or the endpoint refuses; the message says why.
         RemoteProtocolError: The answer is no ticket.
@@ -288,11 +267,11 @@ def request_ticket(
     except CodecError as error:
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
     except EndpointError as error:
-        cause = error.__cause__
-        if not isinstance(cause, grpc.Call) or cause.code() in _UNANSWERED:
+        code, details = status_of(error)
+        if code is None or code in _UNANSWERED:
             raise
-        reason = f"the endpoint refuses direct connections ({cause.code().name}: {cause.details()})"
-        raise EndpointError(reason, connect_options.address) from cause
+        reason = f"the endpoint refuses direct connections ({code.name}: {details})"
+        raise EndpointError(reason, connect_options.address) from error.__cause__
 
 
 def reset_report(
@@ -302,11 +281,6 @@ def reset_report(
 
     Pauses between lines grow from 3 to 60 s, over all resets of a session: an environment may
     reset for some seconds with every step.
-
-    Args:
-        num_lanes: Width of the session.
-        limit_s: ``reset_timeout_s``.
-        clock: Returns seconds.
     """
     next_s, pause_s = 0.0, _SLOW_RESET_S
 
@@ -357,18 +331,9 @@ class EnvClient:
     requests fail with EndpointLostError, and only ``close`` is left to do. An exception in the
     middle of a request, such as from Ctrl-C, ends it, too.
 
-    Args:
-        connect_options: How to reach the endpoint.
-        step_timeout_s: How long a request may take that resets no lane; the endpoint's timeout is a
-            little shorter, so that a hanging environment is answered in band. An endpoint that does
-            not answer at all is given up at most 1 s later.
-        reset_timeout_s: How long a reset of the lanes may take, and a step that contains resets:
-            one after the end of an episode (NEXT_STEP), or any step (SAME_STEP).
-        start_timeout_s: How long the environment of the session may take to start, before the
-            first reset or call, or the first reset after its worker died. Until then, requests
-            that the endpoint answers with a timeout because of that are sent again.
-        transport: See ``RemoteEnv``.
-        images: See ``RemoteEnv``.
+    The options are those of ``ClientOptions``; the endpoint's timeout is a little shorter, so that
+    a hanging environment is answered in band. Until the environment has started, requests that the
+    endpoint answers with a timeout because of that are sent again.
 
     Raises:
         ConfigurationError: The endpoint does not offer the ``transport`` that is required, or
@@ -484,7 +449,6 @@ class EnvClient:
         options: Mapping[str, object] | None = None,
         lanes: Sequence[int] = (),
     ) -> str:
-        """Start new episodes without waiting; return the request's id."""
         self._settle()
         request = self.dialect.reset(
             str(self.numbers.next_number),
@@ -547,24 +511,18 @@ class EnvClient:
         return request_id
 
     def _direct_connection(self) -> DirectConnection | None:
-        """Return the direct connection; None: there is none, or the session's stream has ended."""
         if self.direct_connector.is_closed:
             return None
         now_s = time.monotonic()
         if now_s >= self._next_stream_check_s:
             self._next_stream_check_s = now_s + _STREAM_PERIOD_S
+            # A direct connection of a session that the endpoint has ended is of no use.
             if self.stream.has_ended():
                 self.direct_connector.close()
         return self.direct_connector.connection()
 
     def receive_step(self, request_id: str) -> StepResult:
-        """Wait for the result of the oldest request that was sent, a step.
-
-        Raises:
-            RemoteEnvError: The endpoint answered with an error.
-            RemoteProtocolError: The answer is malformed; that ends the session.
-            EndpointError: The session broke.
-        """
+        """Wait for the result of the oldest request, a step; raises as ``reset`` does."""
         self._settle()
         kept = self._kept.pop(request_id, None)
         if kept is None:
@@ -597,18 +555,13 @@ class EnvClient:
     ) -> ResponseT:
         """Wait for the answer to the oldest request that was sent on the stream.
 
+        Any error that ends the session closes the stream, too.
+
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
-            limit: What limits the request; a timeout names it. See ``allowance_s``. A long wait
-                for resets is logged.
+            limit: What limits the request; a timeout names it. A long wait for resets is logged.
             left_s: What is left of that; None: all.
-
-        Raises:
-            RemoteEnvError: The endpoint answered with an error; one that it does not call
-                recoverable ends the session.
-            RemoteProtocolError: The answer breaks the protocol; that ends the session.
-            EndpointError: The session broke or is over.
         """
         self.session.require_open()
         wait_s = (limit.seconds if left_s is None else left_s) + allowance_s(limit.seconds)
@@ -682,11 +635,8 @@ class EnvClient:
         infos: Infos = {}
         if frame:
             done = self._read(bytes(frame), request_id, StepDone)
-            completed, infos, self._episode_ids = (
-                done.completed_episodes,
-                done.infos,
-                done.episode_ids,
-            )
+            completed, infos = done.completed_episodes, done.infos
+            self._episode_ids = done.episode_ids
         observation, results = direct.result()
         self._has_ended = 1 in results.terminated.tobytes() + results.truncated.tobytes()
         return StepResult(
@@ -708,12 +658,10 @@ class EnvClient:
         )
 
     def render(self) -> Pictures | bytes | None:
-        """Return a picture of each lane, or one PNG of all; None: the render mode gives none.
-
-        Pictures come over shared memory, from an endpoint that can send them there.
-        """
+        """Return a picture of each lane, or one PNG of all; None: the render mode gives none."""
         self._settle()
         self.session.require_open()
+        # Pictures come over shared memory, from an endpoint that can send them there.
         if capabilities.DIRECT_RENDER in self.answer.capabilities:
             direct = None if self.session.has_unanswered else self._direct_connection()
             if direct is not None and direct.transport == SHARED_MEMORY:
@@ -826,9 +774,9 @@ class EnvClient:
         except CodecError as error:
             raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
         except EndpointError as error:
-            cause = error.__cause__
-            if isinstance(cause, grpc.Call) and cause.code() is grpc.StatusCode.NOT_FOUND:
-                raise EndpointLostError("the session is not open any more", self.address) from cause
+            if status_of(error)[0] is grpc.StatusCode.NOT_FOUND:
+                lost = EndpointLostError("the session is not open any more", self.address)
+                raise lost from error.__cause__
             raise
 
     def _when_started(self, ask: Callable[[], T]) -> T:
@@ -882,15 +830,9 @@ class EnvClient:
         self.stream.close()
 
     def send(self, request: EnvRequest, *, is_repeated: bool = False) -> None:
-        """Send a request on the stream of an open session, without waiting.
+        """Send a request on the stream, without waiting.
 
-        Args:
-            request: The request.
-            is_repeated: Whether it was sent on a direct connection, and has its number from there.
-
-        Raises:
-            CodecError: Something in the request would not arrive as it is; nothing was sent.
-            EndpointError: The stream is closed.
+        ``is_repeated``: it was sent on a direct connection, and has its number from there.
         """
         frame = self._pack(request)
         try:

@@ -6,7 +6,7 @@ from typing import Self, TypeVar
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.channel import ConnectOptions, status_of
 from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.errors import (
     CodecError,
@@ -132,8 +132,7 @@ class EndpointObserver:
         except CodecError as error:
             raise RemoteProtocolError(f"the answer is no {what}: {error}") from error
         except EndpointError as error:
-            cause = error.__cause__
-            raise _explained(error, connect_options.address) from cause
+            raise _explained(error, connect_options.address) from error.__cause__
 
     def __enter__(self) -> Self:
         return self
@@ -143,9 +142,7 @@ class EndpointObserver:
 
 
 def _explained(error: EndpointError, address: str) -> EndpointError | ConfigurationError:
-    cause = error.__cause__
-    code = cause.code() if isinstance(cause, grpc.Call) else None
-    details = (cause.details() or "") if isinstance(cause, grpc.Call) else ""
+    code, details = status_of(error)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ConfigurationError(f"{address}: {_NONE_HERE}")
     if code is grpc.StatusCode.NOT_FOUND:

@@ -102,8 +102,7 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
     if session is not None:
         session.close()
         return session.answer
-    with connect_options.open() as channel:
-        return HANDSHAKE.negotiate(connect_options, channel)[1]
+    return HANDSHAKE.probe(connect_options)
 
 
 def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession | None:
