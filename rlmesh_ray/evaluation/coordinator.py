@@ -3,13 +3,13 @@
 import contextlib
 import heapq
 import inspect
-import itertools
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from rlmesh_ray.auth.ray_credentials import RayTls
@@ -21,7 +21,6 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
     EvaluationInterruptedError,
-    LocalProtocolError,
     RemoteError,
     RlmeshError,
 )
@@ -101,12 +100,6 @@ class RemoteEndpoint(Generic[SessionT]):
         self._num_failures = 0  # in a row
 
     def open(self) -> SessionT:
-        """Return a session.
-
-        Raises:
-            EndpointError: The endpoint cannot be reached.
-            HandshakeRefusedError: It supports no generation or edition of this package.
-        """
         if self.session is not None:
             return self.session
         connect_options: ConnectOptions = self._find()
@@ -127,17 +120,10 @@ class RemoteEndpoint(Generic[SessionT]):
         self.down_since_s, self._num_failures, self.retry_s = None, 0, 0.0
 
     def lose(self, cause: Exception, now_s: float, *, is_final: bool) -> bool:
-        """Record that it has failed.
+        """Record that it has failed; return whether this is the first report of this loss.
 
         Several users of one endpoint report the same loss; it delays the next try only once.
-
-        Args:
-            cause: The error.
-            now_s: The time.
-            is_final: Whether the endpoint cannot be dialed again.
-
-        Returns:
-            Whether this is the first report of this loss.
+        ``is_final``: it cannot be dialed again.
         """
         is_first = self.down_since_s is None
         if is_first:
@@ -222,7 +208,12 @@ def as_endpoints(
         options = ConnectOptions(given, token) if isinstance(given, str) else given
         return [RemoteEndpoint(role, lambda: options, connect)]
     if is_fleet(given):
-        return _of_fleet(role, given, connect)
+        resolver = resolver_of(given)
+        finders = [
+            partial(_at_fleet, resolver, index, token_at(given, index))
+            for index in range(len(resolver))
+        ]
+        return [RemoteEndpoint(role, find, connect, is_known=True) for find in finders]
     raise ConfigurationError(
         f"{type(given).__name__} is not an endpoint for the {NAMES[role]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
@@ -234,12 +225,7 @@ def is_fleet(endpoints: object) -> TypeGuard[EndpointFleet]:
 
 
 def resolver_of(fleet: EndpointFleet) -> EndpointDirectory:
-    """Return the resolver of a fleet's present endpoints.
-
-    Raises:
-        ConfigurationError: The fleet has no endpoints.
-        EndpointError: The fleet's endpoints are not known now.
-    """
+    """Return where a fleet's endpoints are; raises ConfigurationError where it has none."""
     resolver = fleet.resolver
     if not len(resolver):
         raise ConfigurationError("the fleet has no endpoints")
@@ -251,21 +237,9 @@ def token_at(fleet: Any, index: int) -> TokenSource | None:
     return token
 
 
-def _of_fleet(
-    role: EndpointRole, fleet: EndpointFleet, connect: Callable[[ConnectOptions], SessionT]
-) -> list[RemoteEndpoint[SessionT]]:
-    resolver = resolver_of(fleet)
-
-    def endpoint(index: int) -> RemoteEndpoint[SessionT]:
-        token = token_at(fleet, index)
-
-        # Ray hosts the endpoint: where Ray uses TLS, it does, too.
-        def find() -> ConnectOptions:
-            return ConnectOptions(resolver.address(index), token, RayTls())
-
-        return RemoteEndpoint(role, find, connect, is_known=True)
-
-    return [endpoint(index) for index in range(len(resolver))]
+def _at_fleet(resolver: EndpointDirectory, index: int, token: TokenSource | None) -> ConnectOptions:
+    # Ray hosts the endpoint: where Ray uses TLS, it does, too.
+    return ConnectOptions(resolver.address(index), token, RayTls())
 
 
 def _has_any(fleet: object, *names: str) -> bool:
@@ -300,93 +274,25 @@ def require_same_environment(
         )
 
 
-class Schedule:
-    """The episodes of one evaluation, by index; without I/O, clock or lock.
-
-    Every index is finished exactly once. A lost index waits again and may be taken by any lane. The
-    smallest waiting index is taken first, so that no lane's speed decides which episodes count.
-
-    A session is a group of lanes that are lost together. The key of a lost session must never be
-    used again: its late reports are refused.
-
-    Args:
-        indices: Distinct indices of the episodes.
-    """
-
-    def __init__(self, indices: Iterable[int]) -> None:
-        self._waiting = sorted(indices)
-        self._running: dict[Hashable, dict[int, int]] = {}
-        self._num_left = len(self._waiting)
-        self._interruptions: Counter[int] = Counter()
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of indices that no lane runs."""
-        return len(self._waiting)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._num_left == 0
-
-    def interruptions(self, index: int) -> int:
-        return self._interruptions[index]
-
-    def take(self, session: Hashable, lane: int) -> int | None:
-        """Assign an index to ``lane`` of ``session``; None where none waits.
-
-        Raises:
-            LocalProtocolError: The lane still runs another one.
-        """
-        running = self._running.setdefault(session, {})
-        if lane in running:
-            raise LocalProtocolError(f"lane {lane} still runs episode {running[lane]}")
-        if not self._waiting:
-            return None
-        running[lane] = heapq.heappop(self._waiting)
-        return running[lane]
-
-    def finish(self, session: Hashable, lane: int) -> int:
-        """Record that ``lane`` has finished its episode; return the index.
-
-        Raises:
-            LocalProtocolError: The lane runs no episode, or its session is lost.
-        """
-        index = self._running.get(session, {}).pop(lane, None)
-        if index is None:
-            raise LocalProtocolError(f"lane {lane} runs no episode that could end")
-        self._num_left -= 1
-        return index
-
-    def lose(self, session: Hashable, *, has_begun: bool = True) -> tuple[int, ...]:
-        """Reschedule the episodes of a lost session; return their indices, ascending.
-
-        Args:
-            session: Key of the session, which may run no episode.
-            has_begun: Whether its episodes had begun and were interrupted.
-        """
-        lost = tuple(sorted(self._running.pop(session, {}).values()))
-        for index in lost:
-            heapq.heappush(self._waiting, index)
-            self._interruptions[index] += has_begun
-        return lost
-
-
 @dataclass(slots=True)
 class Attempt:
     """One attempt of one worker: sessions with an environment endpoint and a model endpoint."""
 
-    key: int
-    """Unique key of the attempt."""
     endpoints: dict[EndpointRole, RemoteEndpoint[Any]]
     """By role; without a model's where the policy is a function."""
+    running: dict[int, int] = field(default_factory=dict)
+    """Index of the episode that each lane runs; they are lost together."""
     has_begun: bool = False
 
 
 class Coordinator:
     """Hands out episodes and endpoints to the workers. Thread-safe.
 
+    Every index is finished exactly once. A lost index waits again and may be taken by any lane. The
+    smallest waiting index is taken first, so that no lane's speed decides which episodes count.
+
     Args:
-        indices: Indices of the episodes.
+        indices: Distinct indices of the episodes.
         envs: Endpoints of the environment.
         models: Endpoints of the policy; none where it is a function.
         patience_s: How long to wait for an endpoint when none is left.
@@ -404,15 +310,16 @@ class Coordinator:
         publish: Callable[[News], None],
     ) -> None:
         self._num_episodes = len(indices)
-        self._schedule = Schedule(indices)
+        self._waiting = sorted(indices)  # a heap
+        self.interruptions: Counter[int] = Counter()
+        """How often each episode was interrupted, by its index."""
         self._groups = [group for group in (envs, models) if group]
         self._models = models
         self._patience_s = patience_s
         self._max_interruptions = max_interruptions
         self._publish = publish
         self._finished: list[EpisodeResult] = []
-        self._news: list[News] = []
-        self._keys = itertools.count()
+        self._losses: list[Loss] = []
         self._contract: tuple[str, EnvContract] | None = None
         self._start_s: float | None = None
         self._end_s = 0.0
@@ -425,7 +332,11 @@ class Coordinator:
     @property
     def num_waiting(self) -> int:
         """About how many episodes no lane runs; read without the lock."""
-        return self._schedule.num_waiting
+        return len(self._waiting)
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_stopped or len(self._finished) == self._num_episodes
 
     def stop(self) -> None:
         with self._changed:
@@ -439,7 +350,7 @@ class Coordinator:
             EndpointError: No endpoint is left for the remaining episodes.
         """
         with self._changed:
-            while not (self.is_stopped or self._schedule.is_complete):
+            while not self.is_over:
                 now_s = time.monotonic()
                 self._require_usable_endpoints(now_s)
                 attempt = self._next_attempt(env, now_s)
@@ -452,8 +363,8 @@ class Coordinator:
     def await_work(self) -> bool:
         """Block until an episode can be taken; False at the end of the evaluation."""
         with self._changed:
-            while not self._schedule.num_waiting:
-                if self.is_stopped or self._schedule.is_complete:
+            while not self._waiting:
+                if self.is_over:
                     return False
                 self._changed.wait(_POLL_S)
         return True
@@ -484,20 +395,22 @@ class Coordinator:
             for endpoint in attempt.endpoints.values():
                 endpoint.reach()
 
-    def take(self, attempt: Attempt, lanes: Sequence[int]) -> list[int | None]:
-        """Assign an episode to each of ``lanes``, as far as there are any."""
+    def take(self, attempt: Attempt, lanes: Sequence[int]) -> None:
+        """Assign an episode to each of ``lanes``, which run none, as far as there are any."""
         with self._changed:
-            return [self._schedule.take(attempt.key, lane) for lane in lanes]
+            for lane in lanes[: len(self._waiting)]:
+                attempt.running[lane] = heapq.heappop(self._waiting)
 
-    def finish(self, attempt: Attempt, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
+    def finish(self, attempt: Attempt, ended: Mapping[int, EpisodeResult]) -> None:
+        """Record the episodes that lanes have ended."""
         with self._changed:
-            for lane, episode in ended:
-                self._schedule.finish(attempt.key, lane)
+            for lane, episode in ended.items():
+                del attempt.running[lane]
                 self._finished.append(episode)
-            if self._schedule.is_complete:
+            if len(self._finished) == self._num_episodes:
                 self._end_s = time.perf_counter()
                 self._changed.notify_all()
-        for _, episode in ended:
+        for episode in ended.values():
             self._report(episode)
 
     def lose(self, attempt: Attempt, role: EndpointRole, cause: Exception) -> None:
@@ -508,7 +421,11 @@ class Coordinator:
         """
         endpoint = attempt.endpoints[role]
         with self._changed:
-            lost = self._schedule.lose(attempt.key, has_begun=attempt.has_begun)
+            lost = tuple(sorted(attempt.running.values()))
+            attempt.running.clear()
+            for index in lost:
+                heapq.heappush(self._waiting, index)
+                self.interruptions[index] += attempt.has_begun
             is_usable = isinstance(cause, RemoteError) and cause.is_recoverable
             is_final = endpoint.session is not None and not is_usable
             is_first = endpoint.lose(cause, time.monotonic(), is_final=is_final)
@@ -516,7 +433,9 @@ class Coordinator:
             self._changed.notify_all()
         if (is_first and not is_raised) or attempt.has_begun:
             interrupted = lost if attempt.has_begun else ()
-            self._report(Loss(role, endpoint.address, _one_line(cause), interrupted))
+            loss = Loss(role, endpoint.address, _one_line(cause), interrupted)
+            self._losses.append(loss)
+            self._report(loss)
         self._require_progress(lost, cause)
 
     def leave(self, attempt: Attempt) -> None:
@@ -528,10 +447,12 @@ class Coordinator:
     def result(self) -> EvaluationResult:
         with self._changed:
             wall_s = self._end_s - (self._start_s or self._end_s)
-            return EvaluationResult(self._sorted(), wall_s, endpoint_reports(self._news))
+            return EvaluationResult(
+                self._sorted(), wall_s, endpoint_reports([*self._finished, *self._losses])
+            )
 
     def _next_attempt(self, env: RemoteEndpoint[RemoteVectorEnv], now_s: float) -> Attempt | None:
-        if not self._schedule.num_waiting or not env.is_due(now_s):
+        if not self._waiting or not env.is_due(now_s):
             return None
         model = next_endpoint(self._models, now_s)
         if self._models and model is None:
@@ -539,7 +460,7 @@ class Coordinator:
         endpoints: list[RemoteEndpoint[Any]] = [env] if model is None else [env, model]
         for endpoint in endpoints:
             endpoint.num_users += 1
-        return Attempt(next(self._keys), {each.role: each for each in endpoints})
+        return Attempt({each.role: each for each in endpoints})
 
     def _require_usable_endpoints(self, now_s: float) -> None:
         for group in self._groups:
@@ -556,7 +477,7 @@ class Coordinator:
         return len(group) == 1 and not (self._finished or group[0].is_known)
 
     def _require_progress(self, lost: Sequence[int], cause: Exception) -> None:
-        counts = {index: self._schedule.interruptions(index) for index in lost}
+        counts = {index: self.interruptions[index] for index in lost}
         most = max(counts.values(), default=0)
         if most > self._max_interruptions:
             # They ran side by side, so none of them can be blamed.
@@ -575,8 +496,6 @@ class Coordinator:
         )
 
     def _report(self, news: News) -> None:
-        with self._changed:
-            self._news.append(news)
         try:
             self._publish(news)
         except Exception as error:

@@ -6,7 +6,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -58,15 +58,11 @@ _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
 
 
 class _FunctionPolicy:
-    """A function in this process.
-
-    Args:
-        function: Maps observations to actions.
-        lock: Held during each call, where several workers share the function.
-    """
+    """A function in this process; ``lock`` is held during each call, where workers share it."""
 
     address = ""
-    policy_version = None
+    failure: Exception | None = None
+    """Error that the policy has raised, unlike those of the environment."""
 
     def __init__(
         self, function: Callable[[Any], Any], lock: contextlib.AbstractContextManager[Any]
@@ -74,15 +70,25 @@ class _FunctionPolicy:
         self._function = function
         self._lock = lock
 
-    def act(self, observation: Any, _: Callable[[], Slots]) -> Any:
+    def version(self) -> int | None:
+        """Return the version of the weights that chose last; None where it is not known."""
+        return None
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        try:
+            return self.choose(observation, slots)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def choose(self, observation: Any, _: Callable[[], Slots]) -> Any:
         with self._lock:
             return self._function(observation)
 
-    def close(self, failure: Exception | None) -> None:
-        """There is nothing to release."""
+    def close(self) -> None: ...
 
 
-class _ServedPolicy:
+class _ServedPolicy(_FunctionPolicy):
     """A route at a model's endpoint.
 
     Args:
@@ -92,10 +98,6 @@ class _ServedPolicy:
         observation_map: See ``evaluate``.
         execution_horizon: How many actions of each chunk are played; 1: the policy is asked for
             each action.
-
-    Raises:
-        EndpointError: The endpoint cannot be reached, or broke.
-        RemoteModelError: The policy does not fit the environment.
     """
 
     def __init__(
@@ -128,15 +130,12 @@ class _ServedPolicy:
             endpoint.release(self._model)
             raise
 
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights that chose last; None where it is not known."""
+    def version(self) -> int | None:
         telemetry = self._model.last_telemetry(self._route_id)
-        return (
-            None if telemetry is None or telemetry.policy_version < 0 else telemetry.policy_version
-        )
+        version = -1 if telemetry is None else telemetry.policy_version
+        return None if version < 0 else version
 
-    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+    def choose(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Request a prediction, where a lane has no action of its chunk left."""
         rows = slots()
         if self._player is None:
@@ -145,25 +144,16 @@ class _ServedPolicy:
             self._player.begin_episode(lane, rows.episode_ids[lane])
         return self._player.act(observation)
 
-    def close(self, failure: Exception | None) -> None:
-        """Close the route, unless the session has broken, and give the session back.
-
-        Args:
-            failure: Error that the policy has raised.
-        """
-        if failure is None or isinstance(failure, RemoteError):
+    def close(self) -> None:
+        """Close the route, unless the session has broken, and give the session back."""
+        if self.failure is None or isinstance(self.failure, RemoteError):
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
         self._endpoint.release(self._model)
 
 
 class _EndpointWorker:
-    """Drives one environment's endpoint until no episode is left.
-
-    Args:
-        endpoint: The endpoint.
-        evaluation: Shared with the other workers.
-    """
+    """Drives one environment's endpoint until no episode is left."""
 
     def __init__(
         self, endpoint: RemoteEndpoint[RemoteVectorEnv], evaluation: "_Evaluation"
@@ -199,8 +189,8 @@ class _EndpointWorker:
             self._endpoint.release(env)
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        policy: _FunctionPolicy | _ServedPolicy | None = None
-        loop: LaneLoop | None = None
+        policy: _FunctionPolicy | None = None
+        recorder: Recorder | None = None
         role = EndpointRole.ENV
         try:
             env = self._open()
@@ -208,18 +198,11 @@ class _EndpointWorker:
             policy = self._evaluation.policy(attempt, env)
             role = EndpointRole.ENV
             self._coordinator.note_open()
-            loop = LaneLoop(
-                env,
-                policy.act,
-                self._coordinator,
-                attempt,
-                self._evaluation.options["seed"],
-                policy.address,
-            )
-            with self._recording(env, policy) as recorder:
-                loop.run(recorder)
+            recorder = self._recorder(env, policy)
+            seed = self._evaluation.options["seed"]
+            LaneLoop(env, policy, self._coordinator, attempt, seed, recorder).run()
         except (EndpointError, RemoteError) as error:
-            if loop is not None and loop.policy_failure is error:
+            if policy is not None and policy.failure is error:
                 role = EndpointRole.MODEL
             if not self._is_breakdown(attempt, role, error):
                 raise
@@ -227,31 +210,21 @@ class _EndpointWorker:
             if role is EndpointRole.ENV:
                 self.end_session()
         finally:
+            if recorder is not None:
+                recorder.flush()
             if policy is not None:
-                policy.close(None if loop is None else loop.policy_failure)
+                policy.close()
 
-    @contextlib.contextmanager
-    def _recording(
-        self, env: RemoteVectorEnv, policy: _FunctionPolicy | _ServedPolicy
-    ) -> "Iterator[Recorder | None]":
+    def _recorder(self, env: RemoteVectorEnv, policy: _FunctionPolicy) -> "Recorder | None":
         writer = self._evaluation.writer
         if writer is None:
-            yield None
-            return
+            return None
         from rlmesh_ray.recording.recorder import Recorder
 
         # Each episode begins with its own reset.
-        recorder = Recorder(
-            writer,
-            env.contract,
-            env.address,
-            autoresets=False,
-            policy_version=lambda: policy.policy_version,
+        return Recorder(
+            writer, env.contract, env.address, autoresets=False, policy_version=policy.version
         )
-        try:
-            yield recorder
-        finally:
-            recorder.flush()
 
     def _open(self) -> RemoteVectorEnv:
         env = self._env
@@ -278,12 +251,6 @@ class _EndpointWorker:
         return True
 
 
-Act = Callable[[Any, Callable[[], Slots]], Any]
-"""Maps observations, and a function for their slots, to actions; one row per lane."""
-
-_IDLE = -1
-
-
 class LaneLoop:
     """Runs episodes until there are none left.
 
@@ -291,28 +258,25 @@ class LaneLoop:
 
     Args:
         env: The session; episodes that its lanes run are dropped.
-        act: The policy.
+        policy: Chooses the actions, one row per lane.
         coordinator: Hands out the episodes.
         attempt: The session.
         seed: Seed of the episode with index 0; None lets the environment seed itself.
-        model: Address of the policy, for the results.
+        recorder: Records the episodes; it does not see them reset themselves.
     """
 
     def __init__(
         self,
         env: RemoteVectorEnv,
-        act: Act,
+        policy: _FunctionPolicy,
         coordinator: Coordinator,
         attempt: Attempt,
         seed: int | None,
-        model: str,
+        recorder: "Recorder | None" = None,
     ) -> None:
-        self.policy_failure: Exception | None = None
-        """Error that the policy has raised, unlike those of the environment."""
-        self._recorder: Recorder | None = None
+        self._recorder = recorder
         self._env = env
-        self._act = act
-        self._model = model
+        self._policy = policy
         self._coordinator = coordinator
         self._attempt = attempt
         self._seed = seed
@@ -321,23 +285,14 @@ class LaneLoop:
         # ended are stepped along until the longest episode ends.
         self._in_rounds = resets_itself and not env.resets_single_lanes
         width = env.num_envs
-        self._index: list[int] = [_IDLE] * width
+        self._lanes = range(width)
         self._ids = [""] * width
         self._num_resets = 0
         self._returns = np.zeros(width)
         self._lengths = np.zeros(width, np.int64)
 
-    def run(self, recorder: "Recorder | None" = None) -> None:
-        """Block until no episode is left, or the evaluation is stopped.
-
-        Args:
-            recorder: Records the episodes; one that does not see them reset itself. None: they are
-                not recorded.
-
-        Raises:
-            RlmeshError: The environment or the policy failed; the running episodes are lost.
-        """
-        self._recorder = recorder
+    def run(self) -> None:
+        """Block until no episode is left, or the evaluation is stopped."""
         env, coordinator = self._env, self._coordinator
         returns, lengths = self._returns, self._lengths
         chosen = self._refill(np.ones(env.num_envs, np.bool_))
@@ -346,11 +301,7 @@ class LaneLoop:
         observation = self._reset(chosen)
         coordinator.begin(self._attempt)
         while not coordinator.is_stopped:
-            try:
-                actions = self._act(observation, self._slots)
-            except Exception as error:
-                self.policy_failure = error
-                raise
+            actions = self._policy.act(observation, self._slots)
             observation, rewards, terminated, truncated, infos = env.step(actions)
             if self._recorder is not None:
                 self._record(actions, observation, (rewards, terminated, truncated), infos)
@@ -359,7 +310,7 @@ class LaneLoop:
             ended = terminated | truncated
             if ended.any():
                 self._collect(ended, terminated, truncated, infos)
-            elif not (coordinator.num_waiting and _IDLE in self._index):
+            elif not coordinator.num_waiting or len(self._attempt.running) == env.num_envs:
                 continue
             chosen = self._refill(ended)
             if chosen is None:
@@ -374,60 +325,57 @@ class LaneLoop:
         truncated: NDArray[np.bool_],
         infos: dict[str, Any],
     ) -> None:
-        finished = []
+        running = self._attempt.running
+        finished = {}
         for lane in np.flatnonzero(ended).tolist():
-            index = self._index[lane]
-            self._index[lane] = _IDLE
-            if index != _IDLE:
-                episode = EpisodeResult(
-                    index=index,
-                    seed=self._seed_of(index),
+            if lane in running:
+                finished[lane] = EpisodeResult(
+                    index=running[lane],
+                    seed=self._seed_of(running[lane]),
                     episode_return=float(self._returns[lane]),
                     length=int(self._lengths[lane]),
                     terminated=bool(terminated[lane]),
                     truncated=bool(truncated[lane]),
                     success=success_of(infos, lane),
                     endpoint=self._env.address,
-                    model=self._model,
+                    model=self._policy.address,
                 )
-                finished.append((lane, episode))
         self._coordinator.finish(self._attempt, finished)
 
     def _refill(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Assign episodes to idle lanes; return a mask of lanes to reset, None at the end."""
+        running = self._attempt.running
         if self._in_rounds:
-            if any(index != _IDLE for index in self._index):
+            if running:
                 return np.zeros_like(ended)
             ended = np.ones_like(ended)
         while True:
-            idle = [lane for lane, index in enumerate(self._index) if index == _IDLE]
-            taken = self._coordinator.take(self._attempt, idle)
-            for lane, index in zip(idle, taken, strict=True):
-                if index is not None:
-                    self._index[lane] = index
-                    ended[lane] = True
-            if len(idle) < len(self._index) or any(index is not None for index in taken):
+            idle = [lane for lane in self._lanes if lane not in running]
+            self._coordinator.take(self._attempt, idle)
+            if running:
+                ended[[lane for lane in idle if lane in running]] = True
                 return ended
             if not self._coordinator.await_work():
                 return None
             # A lane that has ended must be reset before the next step, also without an episode.
-            ended = np.ones(len(self._index), np.bool_)
+            ended = np.ones_like(ended)
 
     def _reset(self, chosen: NDArray[np.bool_]) -> Any:
+        running = self._attempt.running
         self._returns[chosen] = 0.0
         self._lengths[chosen] = 0
         for lane in np.flatnonzero(chosen).tolist():
-            index = self._index[lane]
             self._num_resets += 1
-            self._ids[lane] = f"idle-{self._num_resets}" if index == _IDLE else f"episode-{index}"
+            index = running.get(lane)
+            self._ids[lane] = f"idle-{self._num_resets}" if index is None else f"episode-{index}"
         options = None if chosen.all() else {"reset_mask": chosen}
         seeds = None
         if self._seed is not None:
-            seeds = [self._seed_of(max(index, 0)) for index in self._index]
+            seeds = [self._seed_of(running.get(lane, 0)) for lane in self._lanes]
         observation, infos = self._env.reset(seed=seeds, options=options)
         if self._recorder is not None:
-            lanes = [lane for lane in np.flatnonzero(chosen).tolist() if self._index[lane] != _IDLE]
-            own = [self._seed_of(self._index[lane]) for lane in lanes]
+            lanes = [lane for lane in np.flatnonzero(chosen).tolist() if lane in running]
+            own = [self._seed_of(running[lane]) for lane in lanes]
             columns = flatten(self._env.contract.observation_space, observation)
             self._recorder.reset(lanes, own, columns, infos, self._env.render)
         return observation
@@ -450,7 +398,7 @@ class LaneLoop:
 
     def _slots(self) -> Slots:
         return Slots(
-            env_indices=range(len(self._index)),
+            env_indices=self._lanes,
             episode_ids=self._ids.copy(),
             steps=self._lengths.tolist(),
             resets=(self._lengths == 0).tolist(),
@@ -547,14 +495,7 @@ def evaluate_indices(
 ) -> EvaluationResult:
     """Run the episodes with these indices, and record them; otherwise as ``evaluate``.
 
-    Args:
-        env: See ``evaluate``.
-        model: See ``evaluate``.
-        indices: Indices of the episodes.
-        options: All options.
-        writer: Records the episodes; None: they are not recorded.
-        are_known: Whether the endpoints have worked before, so that a failure of the first try may
-            pass.
+    ``are_known``: the endpoints have worked before, so a failure of the first try may pass.
     """
     return _Evaluation(env, model, indices, options, writer, are_known=are_known).run()
 
@@ -587,7 +528,6 @@ class _Evaluation:
         self.options = options
         self.writer = writer
         self._map = as_observation_map(options["observation_map"])
-        self._name = secrets.token_hex(4)  # several evaluations may share an open RemoteModel
         has_chunks = options["execution_horizon"] > 1 or getattr(model, "horizon", 1) != 1
         if callable(model) and has_chunks:
             raise ConfigurationError(
@@ -603,10 +543,9 @@ class _Evaluation:
         models: list[RemoteEndpoint[RemoteModel]] = []
         if not callable(model):
             models = as_endpoints(EndpointRole.MODEL, model, token, self._connect_model)
-        if are_known:
-            everything: Endpoints = [*envs, *models]
-            for endpoint in everything:
-                endpoint.is_known = True
+        everything: Endpoints = [*envs, *models]
+        for endpoint in everything:
+            endpoint.is_known = endpoint.is_known or are_known
         self._news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
         self.coordinator = Coordinator(
             indices,
@@ -619,7 +558,6 @@ class _Evaluation:
         self._workers = [_EndpointWorker(endpoint, self) for endpoint in envs]
 
     def run(self) -> EvaluationResult:
-        """Block until all episodes are finished."""
         if self._is_threaded:
             self._run_threads()
         else:
@@ -675,25 +613,17 @@ class _Evaluation:
                     threading.Thread(target=worker.end_session, daemon=True).start()
 
     def _deliver(self, news: News) -> None:
-        if isinstance(news, Loss):
-            if self.options["on_loss"] is not None:
-                self.options["on_loss"](news)
-        elif self.options["on_episode"] is not None:
-            self.options["on_episode"](news)
+        told: Any = self.options["on_loss" if isinstance(news, Loss) else "on_episode"]
+        if told is not None:
+            told(news)
 
-    def policy(self, attempt: Attempt, env: RemoteVectorEnv) -> _FunctionPolicy | _ServedPolicy:
-        """Return the policy of an attempt.
-
-        Raises:
-            EndpointError: Its endpoint cannot be reached, or broke.
-            RemoteModelError: The policy does not fit the environment.
-            ContractMismatchError: The map does not fit it.
-        """
+    def policy(self, attempt: Attempt, env: RemoteVectorEnv) -> _FunctionPolicy:
         mapping = self._map
         if EndpointRole.MODEL in attempt.endpoints:
             return _ServedPolicy(
                 attempt.endpoints[EndpointRole.MODEL],
-                f"evaluation-{self._name}-{attempt.key}",
+                # Several evaluations may share an open RemoteModel.
+                f"evaluation-{secrets.token_hex(8)}",
                 env,
                 mapping,
                 self.options["execution_horizon"],

@@ -1,98 +1,93 @@
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.evaluation.coordinator import Schedule
+from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, RemoteEndpoint
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
 
-
-def test_the_smallest_waiting_index_is_taken_first() -> None:
-    schedule = Schedule([5, 3, 4])
-
-    assert [schedule.take("a", lane) for lane in range(4)] == [3, 4, 5, None]
-    assert schedule.num_waiting == 0
-    assert not schedule.is_complete
-
-
-def test_unfinished_episodes_of_a_lost_session_wait_again() -> None:
-    schedule = Schedule(range(4))
-    for lane in range(3):
-        schedule.take("a", lane)
-    assert schedule.finish("a", 1) == 1
-
-    assert schedule.lose("a") == (0, 2)
-
-    assert [schedule.take("b", lane) for lane in range(4)] == [0, 2, 3, None]
-    assert [schedule.interruptions(index) for index in range(4)] == [1, 0, 1, 0]
-
-
-def test_an_episode_that_had_not_begun_is_not_interrupted() -> None:
-    schedule = Schedule(range(2))
-    schedule.take("a", 0)
-
-    assert schedule.lose("a", has_begun=False) == (0,)
-
-    assert schedule.interruptions(0) == 0
-
-
-def test_a_late_report_of_a_lost_session_is_refused() -> None:
-    schedule = Schedule(range(1))
-    schedule.take("a", 0)
-    schedule.lose("a")
-
-    with pytest.raises(LocalProtocolError, match="runs no episode"):
-        schedule.finish("a", 0)
-
-
-def test_a_lane_runs_one_episode_at_a_time() -> None:
-    schedule = Schedule(range(2))
-    schedule.take("a", 0)
-
-    with pytest.raises(LocalProtocolError, match="still runs episode 0"):
-        schedule.take("a", 0)
+GONE = EndpointLostError("gone", "a")
 
 
 class Play:
-    """Three sessions of three lanes, and a record of their episodes.
+    """A coordinator with three sessions of three lanes, and a record of their episodes."""
 
-    Args:
-        schedule: What they take from.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._generations = [0, 0, 0]
-        self._running: dict[tuple[int, int], dict[int, int]] = {}
+    def __init__(self, indices: range | list[int]) -> None:
+        source: Any = lambda: None  # noqa: E731
+        self._env: RemoteEndpoint[Any] = RemoteEndpoint(EndpointRole.ENV, source, source)
+        self.coordinator = Coordinator(indices, [self._env], [], 30.0, 2**30, lambda _: None)
+        self.sessions = [self.session() for _ in range(3)]
         self.finished: list[int] = []
+        self.interrupted: list[int] = []
 
-    @property
-    def num_running(self) -> int:
-        return sum(map(len, self._running.values()))
+    def session(self, *, has_begun: bool = True) -> Attempt:
+        return Attempt({EndpointRole.ENV: self._env}, has_begun=has_begun)
 
     def take(self, place: int, lane: int) -> None:
-        session, own = self._session(place)
-        index = None if lane in own else self._schedule.take(session, lane)
-        if index is not None:
-            own[lane] = index
+        session = self.sessions[place]
+        if lane not in session.running:
+            self.coordinator.take(session, [lane])
 
     def finish(self, place: int, lane: int) -> None:
-        session, own = self._session(place)
-        if lane in own:
-            assert self._schedule.finish(session, lane) == own[lane]
-            self.finished.append(own.pop(lane))
+        session = self.sessions[place]
+        if lane in session.running:
+            index = session.running[lane]
+            self.coordinator.finish(session, {lane: EpisodeResult(index, None, 0.0, 1, True)})
+            self.finished.append(index)
 
-    def lose(self, place: int, _lane: int) -> None:
-        session, own = self._session(place)
-        assert self._schedule.lose(session) == tuple(sorted(own.values()))
-        self._running.pop(session)
-        self._generations[place] += 1
+    def lose(self, place: int, _lane: int = 0) -> None:
+        self.coordinator.lose(self.sessions[place], EndpointRole.ENV, GONE)
 
-    def _session(self, place: int) -> tuple[tuple[int, int], dict[int, int]]:
-        session = (place, self._generations[place])
-        return session, self._running.setdefault(session, {})
+
+def test_the_smallest_waiting_index_is_taken_first() -> None:
+    play = Play([5, 3, 4])
+    (session, *_) = play.sessions
+
+    play.coordinator.take(session, range(4))
+
+    assert session.running == {0: 3, 1: 4, 2: 5}
+    assert play.coordinator.num_waiting == 0
+    assert not play.coordinator.is_over
+
+
+def test_unfinished_episodes_of_a_lost_session_wait_again() -> None:
+    play = Play(range(4))
+    first, second, _ = play.sessions
+    play.coordinator.take(first, range(3))
+    play.finish(0, 1)
+
+    play.lose(0)
+
+    assert first.running == {}
+    play.coordinator.take(second, range(4))
+    assert second.running == {0: 0, 1: 2, 2: 3}
+    assert [play.coordinator.interruptions[index] for index in range(4)] == [1, 0, 1, 0]
+
+
+def test_an_episode_that_had_not_begun_is_not_interrupted() -> None:
+    play = Play(range(2))
+    session = play.session(has_begun=False)
+    play.coordinator.take(session, [0])
+
+    play.coordinator.lose(session, EndpointRole.ENV, GONE)
+
+    assert play.coordinator.interruptions[0] == 0
+
+
+def test_a_late_report_of_a_lost_session_is_refused() -> None:
+    play = Play(range(1))
+    (session, *_) = play.sessions
+    play.coordinator.take(session, [0])
+    play.lose(0)
+
+    with pytest.raises(KeyError):
+        play.coordinator.finish(session, {0: EpisodeResult(0, None, 0.0, 1, True)})
+    assert play.coordinator.num_waiting == 1
+    assert not play.coordinator.is_over
 
 
 MOVES = st.tuples(st.sampled_from([Play.take, Play.finish, Play.lose]), *[st.integers(0, 2)] * 2)
@@ -102,16 +97,16 @@ MOVES = st.tuples(st.sampled_from([Play.take, Play.finish, Play.lose]), *[st.int
 def test_every_index_is_finished_exactly_once_after_any_loss(
     num_episodes: int, moves: list[tuple[Callable[[Play, int, int], None], int, int]]
 ) -> None:
-    schedule = Schedule(range(num_episodes))
-    play = Play(schedule)
+    play = Play(range(num_episodes))
 
     for move, place, lane in moves:
         move(play, place, lane)
-        left = schedule.num_waiting + play.num_running
+        num_running = sum(len(session.running) for session in play.sessions)
+        left = play.coordinator.num_waiting + num_running
         assert left + len(play.finished) == num_episodes
-        assert schedule.is_complete == (left == 0)
+        assert play.coordinator.is_over == (left == 0)
     # The endpoints that are left can finish the rest.
-    while not schedule.is_complete:
+    while not play.coordinator.is_over:
         for place, lane in itertools.product(range(3), range(3)):
             play.take(place, lane)
             play.finish(place, lane)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.model.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
-from rlmesh_ray.evaluation.coordinator import Schedule
-from rlmesh_ray.evaluation.result import EpisodeResult
+from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, News, RemoteEndpoint
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
 from rlmesh_ray.evaluation.run import LaneLoop
 from rlmesh_ray.spaces.contract import AutoresetMode
 
@@ -85,37 +85,32 @@ class MemoryEnv:
             raise EndpointLostError("broken on demand", self.address)
 
 
-class MemoryEpisodes:
-    """A schedule without endpoints."""
+class Episodes(Coordinator):
+    """Episodes without endpoints, and the session that runs them next."""
 
-    is_stopped = False
+    def __init__(self, num_episodes: int) -> None:
+        self.session = Attempt({}, has_begun=True)
+        self.finished: list[EpisodeResult] = []
+        super().__init__(range(num_episodes), [], [], 0.0, 0, self._note)
 
-    def __init__(self, schedule: Schedule, session: int, finished: list[EpisodeResult]) -> None:
-        self._schedule = schedule
-        self._session = session
-        self._finished = finished
+    def _note(self, news: News) -> None:
+        if isinstance(news, EpisodeResult):
+            self.finished.append(news)
 
-    @property
-    def num_waiting(self) -> int:
-        return self._schedule.num_waiting
-
-    def begin(self, _attempt: object) -> None:
-        pass
-
-    def take(self, _attempt: object, lanes: Sequence[int]) -> list[int | None]:
-        return [self._schedule.take(self._session, lane) for lane in lanes]
-
-    def finish(self, _attempt: object, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
-        for lane, episode in ended:
-            assert self._schedule.finish(self._session, lane) == episode.index
-            self._finished.append(episode)
-
-    def await_work(self) -> bool:
-        return False
+    def lose_session(self) -> None:
+        source: Any = lambda: None  # noqa: E731
+        self.session.has_begun = False
+        self.session.endpoints = {
+            EndpointRole.ENV: RemoteEndpoint(EndpointRole.ENV, source, source)
+        }
+        self.lose(self.session, EndpointRole.ENV, EndpointLostError("lost", "memory"))
+        self.session = Attempt({}, has_begun=True)
 
 
 class CountingPolicy:
     """A policy that returns the step, and checks the slots of every lane."""
+
+    address = ""
 
     def __init__(self) -> None:
         self.seen: list[Slots] = []
@@ -129,9 +124,9 @@ class CountingPolicy:
         return observation
 
 
-def drive(env: MemoryEnv, episodes: MemoryEpisodes, seed: int | None) -> None:
+def drive(env: MemoryEnv, episodes: Episodes, seed: int | None) -> None:
     loop: Any = LaneLoop
-    loop(env, CountingPolicy().act, episodes, None, seed, "").run()
+    loop(env, CountingPolicy(), episodes, episodes.session, seed).run()
 
 
 @given(
@@ -143,44 +138,43 @@ def drive(env: MemoryEnv, episodes: MemoryEpisodes, seed: int | None) -> None:
 def test_every_episode_ends_once_with_its_own_seed_after_any_failure(
     num_episodes: int, first_seed: int, sessions: list[tuple[int, int]], last_width: int
 ) -> None:
-    schedule = Schedule(range(num_episodes))
-    finished: list[EpisodeResult] = []
+    episodes = Episodes(num_episodes)
 
-    for key, (width, breaks_at) in enumerate(sessions):
-        episodes = MemoryEpisodes(schedule, key, finished)
+    for width, breaks_at in sessions:
         try:
             drive(MemoryEnv(width, breaks_at), episodes, first_seed)
         except EndpointLostError:
-            schedule.lose(key)
-    drive(MemoryEnv(last_width), MemoryEpisodes(schedule, -1, finished), first_seed)
+            episodes.lose_session()
+    drive(MemoryEnv(last_width), episodes, first_seed)
 
-    finished.sort(key=lambda episode: episode.index)
-    assert finished == [expected(index, first_seed) for index in range(num_episodes)]
+    assert list(episodes.result().episodes) == [
+        expected(index, first_seed) for index in range(num_episodes)
+    ]
+    assert len(episodes.finished) == num_episodes
 
 
 def test_a_lane_without_an_episode_takes_one_that_was_lost_elsewhere() -> None:
-    schedule = Schedule(range(2))
-    schedule.take("elsewhere", 0)
-    finished: list[EpisodeResult] = []
-
-    class LosingDesk(MemoryEpisodes):
-        def begin(self, _attempt: object) -> None:
-            schedule.lose("elsewhere")
+    class LosingDesk(Episodes):
+        def begin(self, attempt: Attempt) -> None:
+            self.session = elsewhere
+            self.lose_session()
 
     # Episode 1 lasts 3 steps and episode 0 one: the idle lane does not wait for the other.
-    episodes = LosingDesk(schedule, 0, finished)
+    episodes = LosingDesk(2)
+    elsewhere = Attempt({})
+    episodes.take(elsewhere, [0])
     drive(MemoryEnv(2), episodes, 0)
 
-    assert [episode.index for episode in finished] == [0, 1]
-    assert finished[0] == expected(0, 0)
+    assert [episode.index for episode in episodes.finished] == [0, 1]
+    assert episodes.finished[0] == expected(0, 0)
 
 
 def test_idle_lanes_run_no_episode() -> None:
     policy = CountingPolicy()
-    episodes = MemoryEpisodes(Schedule(range(1)), 0, [])
+    episodes = Episodes(1)
 
     loop: Any = LaneLoop
-    loop(MemoryEnv(2), policy.act, episodes, None, 1, "").run()
+    loop(MemoryEnv(2), policy, episodes, episodes.session, 1).run()
 
     ids = {name for slots in policy.seen for name in slots.episode_ids}
     assert {name.partition("-")[0] for name in ids} == {"episode", "idle"}
@@ -188,18 +182,17 @@ def test_idle_lanes_run_no_episode() -> None:
 
 
 def test_a_stopped_source_ends_the_loop() -> None:
-    finished: list[EpisodeResult] = []
-    episodes = MemoryEpisodes(Schedule(range(1)), 0, finished)
+    episodes = Episodes(1)
     episodes.is_stopped = True
 
     drive(MemoryEnv(1), episodes, 4)
 
-    assert not finished
+    assert not episodes.finished
 
 
 def test_an_error_of_the_environment_is_raised() -> None:
     with pytest.raises(EndpointLostError):
-        drive(MemoryEnv(1, 1), MemoryEpisodes(Schedule(range(1)), 0, []), 0)
+        drive(MemoryEnv(1, 1), Episodes(1), 0)
 
 
 class MemoryVector(MemoryEnv):
@@ -225,18 +218,13 @@ class MemoryVector(MemoryEnv):
 def test_lanes_that_start_together_run_every_episode_once(
     num_episodes: int, first_seed: int, width: int
 ) -> None:
-    finished: list[EpisodeResult] = []
-    episodes = MemoryEpisodes(Schedule(range(num_episodes)), 0, finished)
+    episodes = Episodes(num_episodes)
 
     loop: Any = LaneLoop
-    loop(
-        MemoryVector(width),
-        lambda observation, _: observation,
-        episodes,
-        None,
-        first_seed,
-        "",
-    ).run()
+    echo = SimpleNamespace(act=lambda observation, _: observation, address="")
+    loop(MemoryVector(width), echo, episodes, episodes.session, first_seed).run()
 
-    finished.sort(key=lambda episode: episode.index)
-    assert finished == [expected(index, first_seed) for index in range(num_episodes)]
+    assert list(episodes.result().episodes) == [
+        expected(index, first_seed) for index in range(num_episodes)
+    ]
+    assert len(episodes.finished) == num_episodes
