@@ -613,7 +613,9 @@ class _Evaluation:
                     threading.Thread(target=worker.end_session, daemon=True).start()
 
     def _deliver(self, news: News) -> None:
-        told: Any = self.options["on_loss" if isinstance(news, Loss) else "on_episode"]
+        told: Any = self.options["on_episode"]
+        if isinstance(news, Loss):
+            told = self.options["on_loss"]
         if told is not None:
             told(news)
 
