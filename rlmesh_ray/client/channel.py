@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from rlmesh_ray import __version__
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
@@ -179,13 +179,7 @@ def as_connect_options(address: str | ConnectOptions, **given: Any) -> ConnectOp
 def translate_grpc_error(
     error: grpc.RpcError, address: str, *, is_open: bool = False
 ) -> EndpointError:
-    """Return this package's error for one of gRPC's.
-
-    Args:
-        error: From gRPC.
-        address: The address of the endpoint.
-        is_open: Whether the session had been working before.
-    """
+    """Return this package's error for one of gRPC's; ``is_open``: the session worked before."""
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -316,11 +310,8 @@ _UNDECODABLE = (
 )
 
 
-MakeT = TypeVar("MakeT", bound=Callable[..., object])
-
-
 @dataclass(frozen=True, slots=True)
-class HandshakeVariant(Generic[MakeT]):
+class HandshakeVariant:
     """The handshake of a service in one generation, and the dialect of sessions after it."""
 
     generation: str
@@ -329,12 +320,12 @@ class HandshakeVariant(Generic[MakeT]):
     accept: Callable[[HandshakeRequest, HandshakeResponse], HandshakeResponse]
     """Returns the answer with the edition's names for capabilities. Raises HandshakeRefusedError
     for an answer under which no session can be held."""
-    make_dialect: MakeT
+    make_dialect: Callable[..., Any]
     """Makes the dialect of a session."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceHandshake(Generic[MakeT]):
+class ServiceHandshake:
     """The handshakes of one service, in all generations of this package."""
 
     path: str
@@ -343,12 +334,12 @@ class ServiceHandshake(Generic[MakeT]):
     """The service's frames in the edition's generation."""
     able: Sequence[str]
     """Capabilities of this client in the edition's generation."""
-    make_dialect: MakeT
+    make_dialect: Callable[..., Any]
     """Makes the edition's dialect of a session."""
     module: str
     """The module of a generation's package that has its variant."""
 
-    def variants(self, connect_options: ConnectOptions) -> tuple[HandshakeVariant[MakeT], ...]:
+    def variants(self, connect_options: ConnectOptions) -> tuple[HandshakeVariant, ...]:
         offer = make_handshake_request(
             CLIENT_NAME,
             __version__,
@@ -362,11 +353,8 @@ class ServiceHandshake(Generic[MakeT]):
 
     def negotiate(
         self, connect_options: ConnectOptions, channel: grpc.Channel
-    ) -> tuple[HandshakeVariant[MakeT], HandshakeResponse]:
-        """Shake hands in the first generation that the endpoint serves.
-
-        Returns:
-            The variant that the endpoint has accepted, and its answer.
+    ) -> tuple[HandshakeVariant, HandshakeResponse]:
+        """Shake hands in the first generation that the endpoint serves; return its answer, too.
 
         Raises:
             ConfigurationError: An edition's text is named for an endpoint whose generation has
@@ -402,11 +390,7 @@ class ServiceHandshake(Generic[MakeT]):
             return self.negotiate(connect_options, channel)[1]
 
     def generations(self, connect_options: ConnectOptions) -> tuple[str, ...]:
-        """Return the generations in which sessions can be held with an endpoint.
-
-        Raises:
-            EndpointError: It cannot be reached.
-        """
+        """Return the generations in which sessions can be held with an endpoint."""
         supported = []
         with connect_options.open() as channel:
             for variant in self.variants(connect_options):
@@ -426,7 +410,7 @@ def _ask(
     connect_options: ConnectOptions,
     channel: grpc.Channel,
     path: str,
-    variant: HandshakeVariant[MakeT],
+    variant: HandshakeVariant,
 ) -> HandshakeResponse:
     reply = connect_options.call(channel, path, variant.frames.pack_request(variant.offer))
     address = connect_options.address
@@ -448,9 +432,7 @@ def _ask(
         ) from error
 
 
-def _is_understood(
-    variant: HandshakeVariant[MakeT], error: EndpointError | HandshakeRefusedError
-) -> bool:
+def _is_understood(variant: HandshakeVariant, error: EndpointError | HandshakeRefusedError) -> bool:
     """Return whether the endpoint has failed or refused for another reason than the generation."""
     if isinstance(error, EndpointError):
         return status_of(error)[0] not in _UNDECODABLE

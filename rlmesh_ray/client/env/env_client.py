@@ -115,17 +115,9 @@ class EditionEnvClientDialect:
         self._actions = values.codec(contract.action_space)
         self._width = contract.num_envs
 
-    def reset(
-        self,
-        request_id: str,
-        *,
-        seeds: Sequence[int],
-        options: Mapping[str, object],
-        timeout_ms: int,
-        lanes: Sequence[int],
-    ) -> Reset:
-        """Return the request to reset ``lanes``, or all where these are empty."""
-        return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
+    def reset(self, request: Reset) -> Reset:
+        """Return the request as it is sent."""
+        return request
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
         """Return the request; raises CodecError for a column that is not what its leaf declares."""
@@ -154,9 +146,7 @@ def owned(columns: Sequence[Column]) -> list[Column]:
     return [column if isinstance(column, tuple) else np.array(column) for column in columns]
 
 
-EnvDialectFactory = Callable[[EnvContract], EditionEnvClientDialect]
-"""Makes the dialect of a session with this contract."""
-HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
+HANDSHAKE = ServiceHandshake(
     "/rlmesh.env.v1.EnvService/Handshake",
     wire.HANDSHAKE,
     (
@@ -221,7 +211,7 @@ def _agree(connect_options: ConnectOptions, channel: grpc.Channel, images: Image
             "needs at least 1"
         )
     metadata: Metadata = ()
-    dialect = variant.make_dialect(contract)
+    dialect: EditionEnvClientDialect = variant.make_dialect(contract)
     if images.names:
         image_codec, resize = images
         space = contract.observation_space
@@ -306,6 +296,7 @@ _LOG = logging.getLogger(__name__)
 _SLOW_RESET_S = 3.0
 """After how long a wait for resets is logged."""
 _LONGEST_REPORT_PAUSE_S = 60.0
+_NOTHING = contextlib.nullcontext()
 _UNANSWERED = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -450,13 +441,10 @@ class EnvClient:
         lanes: Sequence[int] = (),
     ) -> str:
         self._settle()
-        request = self.dialect.reset(
-            str(self.numbers.next_number),
-            seeds=seeds,
-            options=options or {},
-            timeout_ms=self._server_timeout_ms(self.reset_limit.seconds),
-            lanes=self.session.lanes_to_reset(lanes),
-        )
+        timeout_ms = self._server_timeout_ms(self.reset_limit.seconds)
+        chosen = self.session.lanes_to_reset(lanes)
+        number = str(self.numbers.next_number)
+        request = self.dialect.reset(Reset(number, tuple(seeds), options or {}, timeout_ms, chosen))
         self.session.require_open()
         self.send(request)
         self._has_ended = self._has_ended and bool(request.env_indices)
@@ -566,10 +554,7 @@ class EnvClient:
         self.session.require_open()
         wait_s = (limit.seconds if left_s is None else left_s) + allowance_s(limit.seconds)
         try:
-            if limit is self.reset_limit:
-                with self._reporting_resets():
-                    frame = self.stream.receive(wait_s)
-            else:
+            with self._reporting_resets() if limit is self.reset_limit else _NOTHING:
                 frame = self.stream.receive(wait_s)
             self.session.num_received += 1
             return self._read(frame, request_id, kind)
@@ -617,10 +602,7 @@ class EnvClient:
         limit = self._limits.pop(request_id, self.step_limit)
         limit_s = limit.seconds
         end_s = time.monotonic() + limit_s
-        if limit is self.reset_limit:
-            with self._reporting_resets():
-                frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
-        else:
+        with self._reporting_resets() if limit is self.reset_limit else _NOTHING:
             frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.

@@ -75,9 +75,7 @@ from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 
-ModelDialectFactory = Callable[[str], EditionModelClientDialect]
-"""Makes the dialect of a session with this id."""
-HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
+HANDSHAKE = ServiceHandshake(
     "/rlmesh.model.v1.ModelService/Handshake",
     edition_wire.HANDSHAKE,
     (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS),
@@ -92,12 +90,7 @@ _SHOWN_CHARACTERS = 100
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
-    """Return a model endpoint's answer to the handshake, without opening a session.
-
-    Raises:
-        EndpointError: It cannot be reached.
-        HandshakeRefusedError: It serves no generation or edition of this package.
-    """
+    """Return a model endpoint's answer to the handshake, without opening a session."""
     session = open_dialect_session(connect_options)
     if session is not None:
         session.close()
@@ -111,7 +104,6 @@ def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession
     Raises:
         ConfigurationError: The dialect's servers serve environments.
         MissingPackageError: The dialect's extra is not installed.
-        EndpointError: The server cannot be reached.
     """
     dialect = client_dialect(connect_options.address)
     if dialect is None:
@@ -156,13 +148,7 @@ _RESIZE_BY_THE_MAP = "give sizes in the observation_map, such as 'image=resize(c
 
 
 class ModelSessionStream:
-    """The requests and answers of one session. Safe to use from several threads.
-
-    Args:
-        stream: Join stream of the session.
-        dialect: Dialect of the session.
-        address: For error messages.
-    """
+    """The requests and answers of one session. Safe to use from several threads."""
 
     def __init__(
         self, stream: JoinStream, dialect: EditionModelClientDialect, address: str
@@ -240,11 +226,7 @@ class ModelSessionStream:
         self._reader.join(_CLOSE_TIMEOUT_S)
 
     def take(self, frame: bytes) -> None:
-        """Hand an answer to the thread that waits for it.
-
-        Raises:
-            RlmeshError: It is malformed.
-        """
+        """Hand an answer to the thread that waits for it; RlmeshError if it is malformed."""
         reply = self._dialect.read(frame)
         with self._lock:
             answer = self.awaited.pop(reply.request_id, None)
@@ -470,19 +452,13 @@ class RemoteModel(NotPicklable):
     ) -> Any:
         """Return the next actions of each row: for this step and those after it.
 
-        Args:
-            observation: See ``predict``.
-            route_id: See ``predict``.
-            slots: See ``predict``.
+        Arguments and errors are those of ``predict``.
 
         Returns:
             Chunks of actions of the route's action space: each leaf ``(rows, horizon, *action)``,
             for Text tuples of ``horizon`` strings. The horizon is that of ``configure_route``; 1
             where the policy chooses one action at a time; and fewer where the model of a released
             server that declares no length gives fewer.
-
-        Raises:
-            RlmeshError: See ``predict``.
         """
         steps, contract, num_rows = self._actions(observation, route_id, slots)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
@@ -492,14 +468,8 @@ class RemoteModel(NotPicklable):
     ) -> tuple[list[Column], EnvContract, int]:
         """Return the actions of a prediction, the route's contract and the number of rows.
 
-        Args:
-            observation: See ``predict``.
-            route_id: See ``predict``.
-            slots: See ``predict``.
-            horizon: Steps to ask for; None: those of the route.
-
-        Returns:
-            Actions of one row after the other of each step; arrays may be read-only.
+        ``horizon``: steps to ask for; None: those of the route. Actions stand one row after the
+        other of each step; arrays may be read-only.
         """
         route = self._routes.get(route_id)
         if route is None:
@@ -543,23 +513,16 @@ class RemoteModel(NotPicklable):
         The player asks for the next chunk while the present one is played, so that a simulator or
         a robot keeps its pace. With a policy that chooses one action at a time it waits for each.
 
-        Args:
-            env: See ``configure_route``. An environment's actions are single ones, a vector's are
-                batches; a bare contract counts as an environment if it has one lane.
-            route_id: Names the route within this session; each player needs its own.
-            observation_map: See ``configure_route``.
-            image_codec: Likewise.
-            execution_horizon: See ``ChunkPlayer``.
-            prefetch: Likewise.
-            blend: Likewise.
+        An environment's actions are single ones, a vector's are batches; a bare contract counts as
+        an environment if it has one lane. Each player needs a ``route_id`` that no other has.
+        ``execution_horizon``, ``prefetch`` and ``blend`` are those of ``ChunkPlayer``, all other
+        options those of ``configure_route``.
 
         Raises:
             ConfigurationError: An option is none, or ``execution_horizon`` is more than the policy
                 chooses at once, or ``"mean"`` is given where an action is no float.
-            ContractMismatchError: The map does not fit the environment.
             UnsupportedSpaceError: The actions have text in them.
-            RemoteModelError: The policy cannot act there; the message says why.
-            EndpointError: The session broke.
+            RlmeshError: As ``configure_route``.
         """
         player = ActionPlayer(
             self,
@@ -649,12 +612,7 @@ def _mapped(
 
 
 def _by_row(steps: Any, num_rows: int) -> Any:
-    """Return one leaf's chunks ``(rows, horizon, *action)``; of Text a tuple for each row.
-
-    Args:
-        steps: The rows of all steps, one step after the other.
-        num_rows: Rows of a step.
-    """
+    """Return one leaf's chunks ``(rows, horizon, *action)``; of Text a tuple for each row."""
     if isinstance(steps, tuple):
         return tuple(steps[row::num_rows] for row in range(num_rows))
     by_step = steps.reshape(len(steps) // num_rows, num_rows, *steps.shape[1:])
@@ -890,7 +848,6 @@ class ActionPlayer:
         return rows, slots, [(player, player.request_sent(now_s)) for player in players]
 
     def _receive(self, *, wait: bool) -> None:
-        """Take the answer of the background, if it is there or has to be waited for."""
         if self._pending is not None:
             future, sent = self._pending
             if wait or future.done():

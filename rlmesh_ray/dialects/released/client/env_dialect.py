@@ -27,7 +27,6 @@ from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.env.env_client import (
     EditionEnvClientDialect,
-    EnvDialectFactory,
     ResetResult,
     StepResult,
     owned,
@@ -258,27 +257,18 @@ class ReleasedEnvClientDialect(EditionEnvClientDialect):
         """The last observations of all lanes; read-only."""
         return empty_columns(self._contract.observation_space, self._contract.num_envs)
 
-    def reset(
-        self,
-        request_id: str,
-        *,
-        seeds: Sequence[int],
-        options: Mapping[str, object],
-        timeout_ms: int,
-        lanes: Sequence[int],
-    ) -> Reset:
-        """Return the request to reset ``lanes``, or all where these are empty.
+    def reset(self, request: Reset) -> Reset:
+        """Return the request with the ids of the episodes that it begins.
 
         Raises:
             CodecError: An option or a seed cannot travel.
         """
-        chosen = lanes or self._all_lanes
-        episode_ids = self._episodes.new_ids(len(chosen))
-        request = Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes), episode_ids)
+        chosen = request.env_indices or self._all_lanes
+        request = replace(request, episode_ids=self._episodes.new_ids(len(chosen)))
         self.frames.pack_request(  # refuses what cannot travel, before the lanes' ids change
             request, tag_arrays=False, max_bytes=max_request_bytes(self._contract)
         )
-        self._episodes.rename(chosen, episode_ids)
+        self._episodes.rename(chosen, request.episode_ids)
         self._resets.append(request)
         return request
 
@@ -364,7 +354,7 @@ def _accept(offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResp
     return replace(answer, capabilities=able)
 
 
-DIALECT: HandshakeVariant[EnvDialectFactory] = HandshakeVariant(
+DIALECT = HandshakeVariant(
     WIRE_V1,
     wire.HANDSHAKE,
     make_released_offer(CLIENT_NAME, __version__, {}),

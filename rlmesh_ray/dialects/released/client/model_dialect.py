@@ -15,7 +15,6 @@ from rlmesh_ray.client.model.model_dialect import (
     action_of,
     telemetry_of,
 )
-from rlmesh_ray.client.model.remote_model import ModelDialectFactory
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     GroupedPredict,
@@ -174,7 +173,7 @@ def _of_groups(response: GroupedPredicted) -> ModelReply:
     return ModelReply(response.request_id, None, None, telemetry, tuple(chunks))
 
 
-DIALECT: HandshakeVariant[ModelDialectFactory] = HandshakeVariant(
+DIALECT = HandshakeVariant(
     WIRE_V1,
     wire.HANDSHAKE,
     make_released_offer(CLIENT_NAME, __version__, {}),

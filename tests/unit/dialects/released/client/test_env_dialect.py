@@ -42,9 +42,7 @@ class Session:
 
     def send_reset(self, lanes: Sequence[int] = (), seeds: Sequence[int] = ()) -> Reset:
         self._count += 1
-        return self.dialect.reset(
-            str(self._count), seeds=seeds, options={}, timeout_ms=7, lanes=lanes
-        )
+        return self.dialect.reset(Reset(str(self._count), tuple(seeds), {}, 7, tuple(lanes)))
 
     def answer_reset(self, request: Reset, first: int = 0, infos: Infos | None = None) -> Any:
         count = len(request.env_indices) or self.width
@@ -111,10 +109,10 @@ def test_a_reset_that_cannot_be_sent_changes_no_episode() -> None:
         session.send_reset(seeds=(2**63, 0))
     for options in ({"a": np.zeros(2)}, {"a": {1}}):
         with pytest.raises(CodecError, match=r"options\['a'\]"):
-            session.dialect.reset("9", seeds=(), options=options, timeout_ms=7, lanes=())
+            session.dialect.reset(Reset("9", (), options, 7))
     just_too_long = {"a": "x" * (max_request_bytes(contract(2)) - 60)}  # with the episodes' ids
     with pytest.raises(CodecError, match="the endpoint takes"):
-        session.dialect.reset("9", seeds=(), options=just_too_long, timeout_ms=7, lanes=())
+        session.dialect.reset(Reset("9", (), just_too_long, 7))
 
     assert session.send_step().episode_ids == before
 
