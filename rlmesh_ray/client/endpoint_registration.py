@@ -77,11 +77,7 @@ class Registration:
     Clients that find the endpoint in the pool send ``endpoint_token(secret, pool, endpoint_id)``:
     serve it with that token. A connection that breaks is made again, after half a second at first
     and after ten at most, as often as it takes; each time is another incarnation. A
-    refused registration is tried again, too. It has failed for good when another endpoint has taken
-    the id; and if it has never been registered, when the registrar requires another token, or would
-    refuse the same again.
-
-    Usable as a context manager.
+    refused registration is tried again, too.
 
     Args:
         pool: The pool, its registrar, and the endpoint's id.
@@ -127,13 +123,7 @@ class Registration:
         return self
 
     def require_not_failed(self) -> None:
-        """Make sure that it has not failed for good.
-
-        Raises:
-            ConfigurationError: The registrar refuses the registration, or another endpoint has
-                registered under the same id.
-            AccessDeniedError: The registrar requires another token.
-        """
+        """Raise the error for which it has failed for good."""
         if self._failure is not None:
             raise self._failure
 
@@ -242,18 +232,17 @@ class Registration:
             "registered with pool %s as %s, at %s (incarnation %d)",
             self._pool.pool, self._pool.endpoint_id, registered.address, registered.incarnation,
         )  # fmt: skip
-        if self._on_registered is None:
-            return
         try:
-            self._on_registered(registered)
+            if self._on_registered is not None:
+                self._on_registered(registered)
         except Exception:  # noqa: BLE001  # the caller's code
             # Such as a closed output; the endpoint serves all the same.
             _LOG.exception("the callback for registrations has failed")
 
     def _is_final(self, error: RlmeshError) -> bool:
-        if self._refusal is RefusalKind.REPLACED:
+        if self._refusal is RefusalKind.REPLACED:  # another endpoint has taken the id
             return True
-        if self._request.former_incarnation:
+        if self._request.former_incarnation:  # it was registered before
             return False
         is_refused = self._refusal is RefusalKind.NOT_LIKE_THIS
         return is_refused or isinstance(error, AccessDeniedError)

@@ -3,7 +3,6 @@
 A fork must not use them, they are not pickled, and they are closed when the process ends.
 """
 
-import abc
 import atexit
 import contextlib
 import time
@@ -18,14 +17,10 @@ _EXIT_TIMEOUT_S = 3.0
 
 
 def forked(pid: int, address: str) -> EndpointLostError:
-    """Return the error of a process that is not the one that has opened a session.
+    """Return the error of a process that is not ``pid``, which has opened a session.
 
     A fork has a copy of the session, on the same memory and the same connection: its requests would
     be executed in its parent's episodes, and its parent would miss the answers.
-
-    Args:
-        pid: The process that has opened it.
-        address: The endpoint's.
     """
     return EndpointLostError(
         f"the session belongs to process {pid}, of which this one is a fork: open one in each "
@@ -38,9 +33,9 @@ class NotPicklable:
     """Refuses to be pickled or copied, as Ray does with the arguments of a task."""
 
     @property
-    @abc.abstractmethod
     def address(self) -> str:
         """The address of the endpoint."""
+        raise NotImplementedError
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -55,8 +50,7 @@ _open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 def close_at_exit(session: Any) -> None:
     """Close a session when the process ends, so that its endpoint does not report a lost client.
 
-    Args:
-        session: Its ``close`` does nothing in a fork. It is not kept alive for this.
+    Its ``close`` does nothing in a fork. It is not kept alive for this.
     """
     _open_sessions.add(session)
 

@@ -25,6 +25,12 @@ class HealthStatus(enum.Enum):
     """No answer, or none in time."""
 
 
+_STATUS = {
+    wire.SERVING: HealthStatus.SERVING,
+    wire.NOT_SERVING: HealthStatus.NOT_SERVING,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointHealth:
     """The health of an endpoint, or of one of its services, when it was asked."""
@@ -49,7 +55,6 @@ def check_health(
 
     Raises:
         AccessDeniedError: The endpoint requires another token.
-        AddressError: The address is malformed.
     """
     dialect = client_dialect(connect_options.address)
     if dialect is not None and dialect.serves_models:
@@ -67,15 +72,11 @@ def check_health(
         except grpc.RpcError as error:
             return _without_answer(error, connect_options.address)
     try:
-        status = wire.parse_response(data)
+        status = _STATUS.get(wire.parse_response(data), HealthStatus.UNKNOWN)
     except CodecError as error:
         return EndpointHealth(HealthStatus.UNKNOWN, str(error))
-    if status == wire.SERVING:
-        return EndpointHealth(HealthStatus.SERVING)
-    is_reported = status == wire.NOT_SERVING
-    known = HealthStatus.NOT_SERVING if is_reported else HealthStatus.UNKNOWN
     reason = dict(call.trailing_metadata() or ()).get(wire.REASON_METADATA_KEY, b"")
-    return EndpointHealth(known, bytes(reason).decode(errors="replace"))
+    return EndpointHealth(status, bytes(reason).decode(errors="replace"))
 
 
 def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:

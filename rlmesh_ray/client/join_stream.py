@@ -13,11 +13,7 @@ from typing import Protocol
 
 from rlmesh_ray.client.channel import Metadata, translate_grpc_error
 from rlmesh_ray.compat.grpc import begin_single_threaded_call
-from rlmesh_ray.errors import (
-    EndpointClosedError,
-    EndpointError,
-    EndpointLostError,
-)
+from rlmesh_ray.errors import EndpointClosedError, EndpointError, EndpointLostError
 from rlmesh_ray.grpc_setup import grpc, keep_in_forks
 from rlmesh_ray.protocol.client_session import timeout_error
 
@@ -32,42 +28,30 @@ class BidiCall(Protocol):
         """Wait for the next message; StopIteration at the end. For one thread at a time."""
 
     def poll(self) -> bool:
-        """Return whether a message is here, without waiting. For one thread at a time, likewise.
+        """Return whether a message is here, without waiting; for the thread of ``__next__``.
 
-        What had come in before it was asked is found at once, where gRPC reads in the thread that
-        waits; else it may take another moment.
+        What had come in before it was asked is found immediately, where gRPC reads in the thread
+        that waits; else it may take another moment.
         """
 
     def has_ended(self) -> bool:
         """Return whether the server has ended it, as far as that has arrived; as ``poll``."""
 
     def cancel(self) -> bool:
-        """End it at once; for any thread."""
+        """End it; for any thread."""
 
     def close(self) -> None:
         """End it, and release its resources. Idempotent; for any thread."""
 
 
 def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
-    """Begin a call.
-
-    Args:
-        channel: Over which; without interceptors.
-        path: Of the RPC.
-        metadata: What the call carries.
-    """
+    """Begin a call over a channel without interceptors."""
     call: BidiCall | None = begin_single_threaded_call(channel, path, metadata)
     return keep_in_forks(call or QueuedCall(channel, path, metadata))
 
 
 class QueuedCall:
-    """gRPC's own call: two of its threads pass each message on.
-
-    Args:
-        channel: See ``open_call``.
-        path: See ``open_call``.
-        metadata: See ``open_call``.
-    """
+    """gRPC's own call: two of its threads pass each message on."""
 
     def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -108,7 +92,7 @@ class QueuedCall:
         return bool(self._call.cancel())
 
     def close(self) -> None:
-        """End it, and the threads that send and read ahead."""
+        # These end the threads that send and read ahead.
         self._outbox.put(None)
         self._asked.put(None)
         self._call.cancel()
@@ -146,22 +130,13 @@ class JoinStream:
         _start_checking()
 
     def send(self, frame: bytes) -> None:
-        """Queue ``frame``; it leaves immediately, or as soon as those before it have.
-
-        Raises:
-            EndpointClosedError: The stream was closed on this side.
-        """
+        """Queue ``frame``; it leaves immediately, or as soon as those before it have."""
         if self._is_closed:
             raise EndpointClosedError("the session is closed", self._address)
         self._call.write(frame)
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Wait for the next frame.
-
-        Raises:
-            EndpointTimeoutError: None came within ``timeout_s``.
-            EndpointClosedError: The stream was closed on this side.
-            EndpointError: The stream broke; the class says how.
+        """Wait for the next frame; EndpointTimeoutError if none comes within ``timeout_s``.
 
         After any error the stream is gone, and its connection is closed.
         """
@@ -262,9 +237,8 @@ def _start_checking() -> None:
     global _checker
     with _lock:
         if _checker is None:
-            _checker = threading.Thread(
-                target=_check_for_ever, name="rlmesh-ray-deadlines", daemon=True
-            )
+            name = "rlmesh-ray-deadlines"
+            _checker = threading.Thread(target=_check_for_ever, name=name, daemon=True)
             _checker.start()
 
 

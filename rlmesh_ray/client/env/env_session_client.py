@@ -32,17 +32,15 @@ from rlmesh_ray.transport.direct_connection import Pictures
 class EnvSessionClient(Protocol):
     """An open session with the lanes of an environment; ``EnvClient`` describes its methods."""
 
-    @property
-    def contract(self) -> EnvContract:
-        """The endpoint's contract."""
+    contract: EnvContract
+    """The endpoint's contract."""
 
     @property
     def answer(self) -> HandshakeResponse:
         """The server's answer to the handshake, with its capabilities."""
 
     @property
-    def address(self) -> str:
-        """Where the endpoint is."""
+    def address(self) -> str: ...
 
     def reset(
         self,
@@ -50,8 +48,7 @@ class EnvSessionClient(Protocol):
         seeds: Sequence[int] = (),
         options: Mapping[str, object] | None = None,
         lanes: Sequence[int] = (),
-    ) -> ResetResult:
-        """Start new episodes, in all lanes or in ``lanes``."""
+    ) -> ResetResult: ...
 
     def send_reset(
         self,
@@ -59,32 +56,23 @@ class EnvSessionClient(Protocol):
         seeds: Sequence[int] = (),
         options: Mapping[str, object] | None = None,
         lanes: Sequence[int] = (),
-    ) -> str:
-        """Start new episodes without waiting; return the request's id."""
+    ) -> str: ...
 
-    def receive_reset(self, request_id: str) -> ResetResult:
-        """Wait for the result of the oldest request that was sent, a reset."""
+    def receive_reset(self, request_id: str) -> ResetResult: ...
 
-    def step(self, action: Sequence[Column]) -> StepResult:
-        """Apply one action a lane and wait for the result."""
+    def step(self, action: Sequence[Column]) -> StepResult: ...
 
-    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
-        """Apply one action a lane without waiting; return the request's id."""
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str: ...
 
-    def receive_step(self, request_id: str) -> StepResult:
-        """Wait for the result of the oldest request that was sent, a step."""
+    def receive_step(self, request_id: str) -> StepResult: ...
 
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Return the descriptors that are readable when a step is answered; None: none are."""
+    def wakeup(self) -> WakeupDescriptors | None: ...
 
-    def render(self) -> Pictures | bytes | None:
-        """Return a picture of each lane, or one PNG of all; None: the environment renders none."""
+    def render(self) -> Pictures | bytes | None: ...
 
-    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
-        """Call a method of the environment of each lane."""
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]: ...
 
-    def close(self) -> None:
-        """End the session. Idempotent."""
+    def close(self) -> None: ...
 
 
 class ClientOptions(TypedDict, total=False):
@@ -190,15 +178,7 @@ def open_env_session(
     transport: str = "auto",
     images: ImageOptions = AS_THEY_ARE,
 ) -> EnvSessionClient:
-    """Open a session.
-
-    Args:
-        connect_options: The endpoint.
-        step_timeout_s: How long to wait for an answer.
-        reset_timeout_s: How long to wait for one that takes a reset.
-        start_timeout_s: As for ``EnvClient``; ignored in another dialect.
-        transport: As for ``EnvClient``.
-        images: See ``RemoteEnv``.
+    """Open a session; the options are those of ``ClientOptions``.
 
     Raises:
         ConfigurationError: An argument is for another dialect than the address names, or is
@@ -258,14 +238,9 @@ def open_client_session(
 
 
 def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:
-    """Ask an endpoint what a session with it would be.
+    """Ask an endpoint what a session with it would be; raises as ``open_env_session`` does.
 
-    Args:
-        connect_options: The endpoint. A dm_env_rpc server is joined for a moment, since it
-            describes itself only to those who join.
-
-    Raises:
-        RlmeshError: As ``open_env_session`` does.
+    A dm_env_rpc server is joined for a moment: it describes itself only to those who join.
     """
     dialect = _dialect(connect_options)
     if dialect is None:

@@ -79,18 +79,13 @@ class EndpointObserver:
 
         The session's next step waits for it.
 
-        Args:
-            session: Name of the session.
-            lane: Index of the lane.
-
         Raises:
             CapacityError: The session is asked too often, or by another observer just now.
             CodecError: There is no such lane in any session.
             EndpointLostError: No such session is open.
             ConfigurationError: The endpoint does not allow observers, or an argument has a wrong
                 type.
-            EndpointClosedError: This observer is closed.
-            EndpointError: There is no picture, or no answer; the message says why.
+            EndpointError: There is no picture; otherwise as ``sessions``.
         """
         if not isinstance(session, str):
             raise ConfigurationError(
@@ -103,13 +98,7 @@ class EndpointObserver:
         """Return the statistics of the endpoint; of a pool's registrar, of all its endpoints.
 
         Policies' endpoints have them, too. At a registrar the token is ``registration_token`` of
-        the pool's secret.
-
-        Raises:
-            CapacityError: The endpoint is asked too often.
-            ConfigurationError: It does not allow observers.
-            EndpointClosedError: This observer is closed.
-            EndpointError: It does not answer, or refuses; the message says why.
+        the pool's secret. Errors are those of ``sessions``.
         """
         return self._ask(wire.STATISTICS, b"", wire.parse_statistics, "statistics")
 

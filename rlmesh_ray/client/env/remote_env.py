@@ -97,12 +97,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def action_error(error: ConformanceError, contract: EnvContract) -> ConformanceError:
-    """Return the error as one about an action, which names the agents that act, if there are any.
-
-    Args:
-        error: About an action of a whole lane.
-        contract: Of the endpoint.
-    """
+    """Return the error as one about an action; it names the agents that act, if there are any."""
     agents = agents_notice(contract)
     if not agents:
         return error.about("action")
@@ -121,11 +116,7 @@ def decode_png(png: bytes) -> NDArray[np.uint8]:
 
 
 def render_lanes(client: EnvSessionClient) -> Pictures | None:
-    """Render all lanes of a session.
-
-    Returns:
-        One picture per lane, (height, width, 3) uint8; None for a render mode that returns nothing
-        in gymnasium either.
+    """Return one picture per lane, (height, width, 3) uint8; None as gymnasium's environments.
 
     Raises:
         LocalProtocolError: The lanes have no picture yet.
@@ -153,12 +144,7 @@ def render_lanes(client: EnvSessionClient) -> Pictures | None:
 
 
 def tiles(picture: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], ...]:
-    """Return the frames of ``count`` lanes, which an endpoint has tiled: see ``envs.vector_host``.
-
-    Args:
-        picture: All frames, row by row in a grid as square as possible.
-        count: Number of frames.
-    """
+    """Return the frames of ``count`` lanes, row by row in a grid: see ``envs.vector_host``."""
     num_columns = math.ceil(math.sqrt(count))
     height = picture.shape[0] // math.ceil(count / num_columns)
     width = picture.shape[1] // num_columns
@@ -213,10 +199,8 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
         self.metadata = dict(contract.metadata)
         self.spec = env_spec(contract, connect_again)
         self.render_mode = contract.render_mode or None
-        self._observation_spec, self._action_spec = (
-            contract.observation_space,
-            contract.action_space,
-        )
+        self._observation_spec = contract.observation_space
+        self._action_spec = contract.action_space
         self.observation_space = to_gymnasium(contract.observation_space)
         self.action_space = to_gymnasium(contract.action_space)
         self._action_leaves = leaves(contract.action_space)
@@ -353,16 +337,11 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
     thread at a time, in the process that has opened it.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``;
-            ``dm_env_rpc://HOST:PORT``, for a server of that protocol; or a ``ConnectOptions``,
-            which also has how long the connection may take, and another edition text.
+        address: See ``RemoteEnv``.
         **options: Those of ``ClientOptions``.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
-            environment, the endpoint or the ``transport``.
-        EndpointError: The endpoint cannot be reached, requires another token, or is full.
-        HandshakeRefusedError: It has no dialect or edition of this package.
+        RlmeshError: As ``RemoteEnv``, but for ContractMismatchError.
     """
 
     # gymnasium closes what is not closed, also where nothing was opened.
@@ -382,10 +361,8 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {**contract.metadata, "autoreset_mode": self.autoreset_mode}
         self.spec = env_spec(contract)
         self.render_mode = contract.render_mode or None
-        self._observation_spec, self._action_spec = (
-            contract.observation_space,
-            contract.action_space,
-        )
+        self._observation_spec = contract.observation_space
+        self._action_spec = contract.action_space
         self.single_observation_space = to_gymnasium(contract.observation_space)
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -398,7 +375,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ignores_masks = False
         # Lanes that have been reset, and no error has come since that may have ended them.
         self._begun: set[int] = set()
-        self._sent_seeds = [-1] * self.num_envs
+        self._sent_seeds: dict[int, int] = {}
 
     @property
     def resets_single_lanes(self) -> bool:
@@ -417,7 +394,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         -1 where that is not known, as in gymnasium: no seed was sent, or an error may have ended
         the environment that got it.
         """
-        return tuple(self._sent_seeds)
+        return tuple(self._sent_seeds.get(lane, -1) for lane in range(self.num_envs))
 
     def reset(
         self,
@@ -487,7 +464,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
             # As good as those that an environment draws for itself, of 31 bits.
             given = [secrets.randbelow(2**31) if seed is None else seed for seed in seeds]
         result = self._client.reset(seeds=given, options=options, lanes=lanes)
-        self._note_seeds(zip(lanes or range(self.num_envs), given, strict=False))
+        self._sent_seeds.update(zip(lanes or range(self.num_envs), given, strict=False))
         return result, dict(result.infos)
 
     def _reset_apart(
@@ -498,7 +475,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         seeded = {lane: seed for lane, seed in by_lane.items() if seed is not None}
         unseeded = [lane for lane in lanes if lane not in seeded]
         first = self._client.reset(seeds=list(seeded.values()), options=options, lanes=list(seeded))
-        self._note_seeds(seeded.items())
+        self._sent_seeds.update(seeded)
         result = self._client.reset(options=options, lanes=unseeded)
         return result, merged_infos(first.infos, result.infos)
 
@@ -515,13 +492,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
             (num_envs,) bool, infos.
 
         Raises:
-            ConformanceError: ``actions`` has the wrong structure or dtype, NaN, or an element
-                outside the domain of its Discrete, MultiDiscrete or MultiBinary; nothing was sent,
-                and the session goes on. A Box's bounds are the endpoint's affair
-                (``validation``).
-            RemoteEnvError: The environment raised or timed out, or the endpoint refused an action;
-                where the error ``is_recoverable``, a reset may follow.
-            EndpointError: The session broke.
+            RlmeshError: As ``RemoteEnv.step``.
         """
         self.step_async(actions)
         return self.step_wait()
@@ -639,20 +610,14 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending_step = ""
         self._client.close()
 
-    def _note_seeds(self, by_lane: Iterable[tuple[int, int]]) -> None:
-        for lane, seed in by_lane:
-            self._sent_seeds[lane] = seed
-
     def _note_error(self) -> None:
-        """Note that the episodes may have ended, and the environments with them."""
+        # The episodes may have ended, and the environments with them.
         self._begun.clear()
-        self._sent_seeds = [-1] * self.num_envs
+        self._sent_seeds.clear()
 
     def _infos(self, infos: Mapping[str, Any], lanes: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the infos of a response about ``lanes`` (empty: all) as gymnasium's vectors do.
-
-        What an endpoint gives once for the whole response belongs to each of these lanes.
-        """
+        """Return the infos of a response about ``lanes`` (empty: all) as gymnasium's vectors do."""
+        # What an endpoint gives once for the whole response belongs to each of these lanes.
         own = lanes or range(self.num_envs)
         return with_arrays(infos, (WARNING_KEY, LEFT_OUT_KEY), own, self.num_envs)
 
@@ -697,11 +662,7 @@ class SameStepResult:
 
 
 def require_same_step(env: RemoteVectorEnv) -> None:
-    """Make sure that ``same_step`` can reset the lanes of ``env`` one by one, where it must.
-
-    Raises:
-        ConfigurationError: It cannot, or a lane holds several agents.
-    """
+    """Make sure that ``same_step`` can reset the lanes of ``env`` one by one, where it must."""
     if agents := agents_notice(env.contract):
         raise ConfigurationError(f"{env.address} cannot be used like this: {agents}")
     if env.contract.autoreset_mode is not AutoresetMode.SAME_STEP and not env.resets_single_lanes:
@@ -721,7 +682,6 @@ def same_step(env: RemoteVectorEnv) -> SameStepResult:
     Raises:
         RemoteProtocolError: The endpoint's mode is SAME_STEP, and it does not send the last
             observation of an episode.
-        RlmeshError: As ``RemoteVectorEnv.step_wait`` and ``reset`` do.
     """
     observations, rewards, terminated, truncated, shared = env.step_wait()
     infos = [lane_info(shared, lane) for lane in range(env.num_envs)]

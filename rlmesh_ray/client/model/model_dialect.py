@@ -218,11 +218,6 @@ class DialectModelSession(EditionModelClientDialect):
 
 
 def action_of(reply: ModelReply) -> bytes:
-    """Return the reply in a prediction.
-
-    Raises:
-        RemoteProtocolError: It is the answer to another request.
-    """
     if reply.action is None:
         raise RemoteProtocolError("the answer does not answer Predict", reply.request_id)
     return reply.action
@@ -242,11 +237,7 @@ def telemetry_of(predicted: Predicted) -> PredictTelemetry | None:
 
 
 def _entries(name: str, given: Sequence[Any], kind: type) -> Sequence[Any]:
-    """Return the entries of a field of ``Slots`` in Python's own type.
-
-    Raises:
-        ConformanceError: The field is no sequence, or an entry is of another kind.
-    """
+    """Return the entries of a field of ``Slots`` in Python's own type."""
     if isinstance(given, str) or not isinstance(given, Sized):
         problem = f"is a {type(given).__name__}, expected a sequence with one entry a row"
         raise ConformanceError("structure", f"slots.{name}", problem)
