@@ -2,7 +2,8 @@
 
 Arrays are not in these messages: the actions are in the step buffers before a command is sent, and
 observations, rewards and flags when its reply arrives. Text columns have no fixed size and are
-sent in the messages, in the order of the space's text leaves.
+sent in the messages, in the order of the space's text leaves. The worker closes its environment
+and ends when the endpoint has closed its side of the channel.
 """
 
 from collections.abc import Mapping
@@ -23,40 +24,28 @@ TextColumns = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ResetCommand:
-    """Start new episodes."""
-
     seeds: tuple[int | None, ...] = ()
     """One for each lane that is reset, or empty."""
     options: Mapping[str, object] | None = None
     lanes: tuple[int, ...] = ()
-    """Lanes to reset; empty: all."""
+    """Empty, here and in the other commands: all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which are pickled more slowly
 class StepCommand:
-    """Apply the actions in the step buffers, in all lanes or in some.
-
-    The observations, rewards and flags of the other lanes stay unchanged.
-    """
+    """Apply the actions in the step buffers; the results of other lanes stay unchanged."""
 
     text_columns: TextColumns = ()
     """With one string for each stepped lane."""
     lanes: tuple[int, ...] = ()
-    """Lanes to step, in any order; empty: all. Only where ``Started.steps_subsets``."""
+    """In any order. Only where ``Started.steps_subsets``."""
     autoreset_lanes: tuple[int, ...] = ()
     """Lanes in which this step begins a tracked episode by autoreset."""
-
-    def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
-        # On the hot path: the generated pickling of slots takes three times as long.
-        return StepCommand, (self.text_columns, self.lanes, self.autoreset_lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class RenderCommand:
-    """Return a frame of the lanes as a PNG."""
-
     lanes: tuple[int, ...] = ()
-    """Lanes to render; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +53,8 @@ class CallCommand:
     """Call an attribute of the environment of each lane, or read it if it is no method."""
 
     name: str
-    """Name of the attribute, which the operator allows."""
     arguments: tuple[object, ...] = ()
     lanes: tuple[int, ...] = ()
-    """Lanes to call; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +92,6 @@ class CloseDirectCommand:
     """Close the direct connection after the step in progress; use the worker's own step buffers."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopCommand:
-    """Close the environment and end the process; has no reply."""
-
-
 Command = (
     ResetCommand
     | StepCommand
@@ -119,7 +101,6 @@ Command = (
     | OpenDirectCommand
     | SetEpisodesCommand
     | CloseDirectCommand
-    | StopCommand
 )
 
 
@@ -131,26 +112,19 @@ class ResetReply:
     text_columns: TextColumns = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # as StepCommand
 class StepReply:
-    """Reply to StepCommand; observations, rewards and flags are in the step buffers.
-
-    They are in the rows of their lanes. The infos have only the stepped lanes.
-    """
+    """Reply to StepCommand; observations, rewards and flags are in the step buffers."""
 
     infos: Infos
+    """Of the stepped lanes only."""
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
     """Last infos of each episode that ended on this step, by lane."""
     text_columns: TextColumns = ()
 
-    def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
-        return StepReply, (self.infos, self.final_infos, self.text_columns)
-
 
 @dataclass(frozen=True, slots=True)
 class RenderReply:
-    """Reply to RenderCommand."""
-
     png: bytes | None
     """None: the environment has no frame."""
     took_s: float = 0.0
@@ -159,8 +133,6 @@ class RenderReply:
 
 @dataclass(frozen=True, slots=True)
 class CallReply:
-    """Reply to CallCommand."""
-
     results: tuple[object, ...]
     """One for each called lane."""
 

@@ -18,26 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.envs.commands import (
-    CallCommand,
-    CloseDirectCommand,
-    Command,
-    DirectReply,
-    OpenDirectCommand,
-    Outcome,
-    RenderCommand,
-    RenderReply,
-    ResetCommand,
-    ResetReply,
-    SetEpisodesCommand,
-    SkipRequestCommand,
-    Start,
-    Started,
-    StartFailed,
-    StepCommand,
-    StepReply,
-    StopCommand,
-)
+from rlmesh_ray.envs import commands
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
 from rlmesh_ray.envs.worker_channel import (
@@ -61,18 +42,15 @@ if TYPE_CHECKING:
 
 
 _Frames = list[NDArray[np.uint8]]
-_STEP = StepCommand()
+_STEP = commands.StepCommand()
 _REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
 
 class EnvWorker:
-    """The environment of one session, its state, and its direct connection.
+    """The environment of one session, its state, and its direct connection; all owned.
 
-    Args:
-        host: The environment; owned.
-        buffers: The worker's own step buffers, unless a direct connection brings others.
-        progress: Progress of the session, which the endpoint reads.
-        descriptors: Socket for the descriptors of direct connections; owned.
+    The endpoint reads ``progress``. ``descriptors`` is a socket that brings those of direct
+    connections.
     """
 
     def __init__(
@@ -90,21 +68,19 @@ class EnvWorker:
         self._progress = progress
         self._requests = WorkerSide(progress)
         self._descriptors = descriptors
-        self._num_deviations = 0
-        """How many values out of range the progress has counted."""
+        self._num_deviations = 0  # how many values out of range the progress has counted
         columns = (column for column in buffers.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self.direct: DirectStepServer | None = None
         """The latest direct connection; it may be closed."""
-        self._kept: Outcome | _Frames = _REFUSED
-        """Reply to the last request."""
-        self._handlers: dict[type, Callable[[Any], Outcome]] = {
-            ResetCommand: self._reset,
-            StepCommand: self._step,
-            RenderCommand: host.render,
-            CallCommand: host.call,
-            OpenDirectCommand: self._open_direct,
-            CloseDirectCommand: self._close_direct,
+        self._kept: commands.Outcome | _Frames = _REFUSED  # the reply to the last request
+        self._handlers: dict[type, Callable[[Any], commands.Outcome]] = {
+            commands.ResetCommand: self._reset,
+            commands.StepCommand: self._step,
+            commands.RenderCommand: host.render,
+            commands.CallCommand: host.call,
+            commands.OpenDirectCommand: self._open_direct,
+            commands.CloseDirectCommand: self._close_direct,
         }
 
     def serve_direct(self, ready: Sequence[int]) -> None:
@@ -130,7 +106,7 @@ class EnvWorker:
             self._progress.end()
         direct.answer(number, message, pictures)
 
-    def _open_direct(self, command: OpenDirectCommand) -> Outcome:
+    def _open_direct(self, command: commands.OpenDirectCommand) -> commands.Outcome:
         # Late: it imports protobuf, which nothing else here needs.
         from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
@@ -145,30 +121,25 @@ class EnvWorker:
         buffers = shared or self._own_buffers
         self._switch_buffers(buffers)
         self.direct = DirectStepServer(
-            client,
-            self._progress,
-            buffers,
-            tag_arrays=command.tag_arrays,
+            client, self._progress, buffers, tag_arrays=command.tag_arrays
         )
-        return DirectReply(is_open=True)
+        return commands.DirectReply(is_open=True)
 
     def close_direct(self) -> None:
         if self.direct is not None:
             self.direct.close()
 
-    def answer(self, number: int, command: Command) -> bytes | None:
-        """Return the encoded reply to ``command``; None: it has no reply.
+    def answer(self, number: int, command: commands.Command) -> bytes | None:
+        """Return the encoded reply to a command; None: it has none.
 
-        Args:
-            number: Number of the request; 0 for a command of the endpoint itself.
-            command: The command.
+        ``number`` is that of its request; 0: it is a command of the endpoint itself.
         """
-        if isinstance(command, SetEpisodesCommand):
+        if isinstance(command, commands.SetEpisodesCommand):
             self._requests.is_direct_open = self.direct is not None and bool(command.episodes)
             if self.direct is not None and command.episodes:
                 self.direct.set_episodes(command.episodes)
             return None
-        if isinstance(command, SkipRequestCommand):
+        if isinstance(command, commands.SkipRequestCommand):
             self._requests.skip(command.number)
             if self._progress.begun == command.number:
                 self._kept = _REFUSED
@@ -184,46 +155,47 @@ class EnvWorker:
             self._progress.begin(number, 0)
             self._kept = self._execute(command)
             frame = self._encoded(self._kept)
-            if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
+            if isinstance(self._kept, Failure) and isinstance(
+                command, (commands.ResetCommand, commands.StepCommand)
+            ):
                 self._requests.is_direct_open = False
             self._progress.end()
             return frame
         return self._encoded(self._kept)
 
-    def _execute(self, command: Command) -> Outcome:
-        """Execute ``command``; any exception becomes a Failure."""
+    def _execute(self, command: commands.Command) -> commands.Outcome:
         try:
             return self._handlers[type(command)](command)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            is_stepped = isinstance(command, (ResetCommand, StepCommand))
+            is_stepped = isinstance(command, (commands.ResetCommand, commands.StepCommand))
             return failure(error, self._host.failure_place if is_stepped else "")
 
-    def _encoded(self, reply: Outcome | _Frames) -> bytes:
+    def _encoded(self, reply: commands.Outcome | _Frames) -> bytes:
         try:
             if isinstance(reply, list):
-                reply = RenderReply(encode_png(reply) if reply else None)
+                reply = commands.RenderReply(encode_png(reply) if reply else None)
             return encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
             return encode_reply(failure(error))
 
     def close(self) -> None:
-        """Close the environment. An error of its code must not end the other workers."""
+        self.close_direct()
         try:
             self._host.close()
-        except BaseException:  # noqa: BLE001  # user code
+        except BaseException:  # noqa: BLE001  # an error of user code must not end other workers
             traceback.print_exc()
 
-    def _reset(self, command: ResetCommand) -> Outcome:
+    def _reset(self, command: commands.ResetCommand) -> commands.Outcome:
         self._progress.note_resets(0, len(command.lanes) or self._num_lanes)
         reply = self._host.reset(command)
-        if isinstance(reply, ResetReply):
+        if isinstance(reply, commands.ResetReply):
             self._progress.count_reset(command.lanes)
         return reply
 
-    def _step(self, command: StepCommand) -> Outcome:
+    def _step(self, command: commands.StepCommand) -> commands.Outcome:
         host, progress = self._host, self._progress
         reply = host.step(command)
-        if isinstance(reply, StepReply):
+        if isinstance(reply, commands.StepReply):
             results = self._buffers.results
             progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
@@ -241,10 +213,10 @@ class EnvWorker:
         return reply
 
     def _step_directly(self, direct: "DirectStepServer", number: int) -> bytes | None:
-        """Execute a step of the direct connection; return its answer's message, None: FALL_BACK."""
+        """Return the message that answers a step of the direct connection; None: FALL_BACK."""
         direct.load()
         self._kept = reply = self._execute(_STEP)
-        if isinstance(reply, StepReply):
+        if isinstance(reply, commands.StepReply):
             try:
                 if reply.infos or any(reply.final_infos.values()):
                     # Its infos become what the endpoint gets of them: an object is its repr.
@@ -273,10 +245,10 @@ class EnvWorker:
             return None, []
         return PICTURE_SIZE.pack(*frames[0].shape[:2]), frames
 
-    def _close_direct(self, _: CloseDirectCommand) -> Outcome:
+    def _close_direct(self, _: commands.CloseDirectCommand) -> commands.Outcome:
         self.close_direct()
         self._switch_buffers(self._own_buffers)
-        return DirectReply(is_open=False)
+        return commands.DirectReply(is_open=False)
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
         # Lanes that a step leaves out keep their observations and results.
@@ -286,12 +258,7 @@ class EnvWorker:
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
-    """Return the Failure for an exception of the environment.
-
-    Args:
-        error: The exception.
-        place: Lane and step, as the end of a sentence.
-    """
+    """Return the Failure for an exception; ``place`` is lane and step, as a sentence's end."""
     report = traceback.TracebackException.from_exception(error)
     text = " ".join(str(report).split())
     name = type(error).__name__
@@ -299,8 +266,8 @@ def failure(error: BaseException, place: str = "") -> Failure:
     return Failure(FailureKind.RAISED, message, "".join(report.format()))
 
 
-def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
-    """Create the environment of a new worker, and tell the endpoint; None: it cannot be created."""
+def _started(channel: WorkerChannel, start: commands.Start) -> EnvWorker | None:
+    """Create the environment, and tell the endpoint; None: it cannot be created."""
     source = start.source
     sys.path[:] = start.sys_path
     if start.pythonpath is None:
@@ -313,12 +280,12 @@ def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
         if source.observer is not None:
             observer = pickle.loads(source.observer)(describe(vector, source.description))
         host = VectorHost(vector, start.validation, source.description, observer)
-        started = encode(Started(host.contract, host.steps_subsets, os.getpid()))
+        started = encode(commands.Started(host.contract, host.steps_subsets, os.getpid()))
     except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
         message = f"cannot create {source.description}: {explain_start_error(error)}"
         # Its subclasses are about what an environment turns out to have.
         is_wrong_usage = type(error) is ConfigurationError
-        channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
+        channel.send(encode(commands.StartFailed(message, traceback.format_exc(), is_wrong_usage)))
         return None
     channel.send(started)
     buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
@@ -336,14 +303,13 @@ def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
 class WorkerLoop:
     """Serves the commands and the direct connections of the process's workers.
 
-    Args:
-        control: Brings the descriptor of a channel for each worker; owned.
+    ``control``, which is owned, brings the descriptor of a channel for each of them.
     """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        # By their channels; None: the first message, ``Start``, has not come.
         self._workers: dict[WorkerChannel, EnvWorker | None] = {}
-        """The workers by their channels; None: its first message, ``Start``, has not come."""
         # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
         self._direct_poller = AdaptivePoller(0.2e-3)
         self._channel_poller = AdaptivePoller(1.5e-3)
@@ -370,7 +336,6 @@ class WorkerLoop:
                 worker.close_direct()
 
     def _wait(self) -> Sequence[int]:
-        """Wait until a worker has something to do; return the descriptors that are ready."""
         descriptors = [self._control.fileno()] if self._control.fileno() >= 0 else []
         peers: list[int] = []
         for channel, worker in self._workers.items():
@@ -398,25 +363,23 @@ class WorkerLoop:
 
     def _serve_channel(self, channel: WorkerChannel, worker: EnvWorker | None) -> None:
         """Handle the channel's next message; end a worker that gets no further ones."""
+        is_over = False
         try:
             message = channel.receive()
             if worker is None:
                 self._workers[channel] = _started(channel, message)
                 is_over = self._workers[channel] is None
             else:
-                number, command = message
-                is_over = isinstance(command, StopCommand)
-                reply = None if is_over else worker.answer(number, command)
+                reply = worker.answer(*message)
                 if reply is not None:
                     channel.send(reply)
-        except (EOFError, OSError) as error:  # the endpoint is gone
+        except (EOFError, OSError) as error:  # the endpoint sends nothing more, or is gone
             if not isinstance(error, (EOFError, ConnectionError)):
                 sys.stderr.write(f"{error}\n")
             is_over = True
         if is_over:
             del self._workers[channel]
             if worker is not None:
-                worker.close_direct()
                 worker.close()
             # Not before: the endpoint waits for what an observer hands over.
             channel.connection.close()
@@ -453,29 +416,26 @@ def _opened(
 ) -> tuple[EventfdSocket | TcpSocket, StepBuffers | None]:
     """Return the worker's end of a direct connection, and its step buffers if they are shared.
 
-    Args:
-        descriptors: The descriptors of an OpenDirectCommand; owned, also where this fails.
-        contract: The environment's contract.
-
-    Raises:
-        OSError: A system resource is exhausted.
+    The descriptors of the OpenDirectCommand are owned, also where this raises OSError.
     """
-    direct, *memory = descriptors
+    direct, *shared = descriptors
+    buffers: StepBuffers | None = None
+    client: EventfdSocket | TcpSocket
     with contextlib.ExitStack() as owned:
         connection = owned.enter_context(socket.socket(fileno=direct))
-        for descriptor in memory[1:]:
-            owned.callback(os.close, descriptor)
-        if memory:
+        if shared:
+            memory, *eventfds = shared
+            for descriptor in eventfds:
+                owned.callback(os.close, descriptor)
             try:
-                buffers = StepBuffers(memory[0], contract)
+                buffers = StepBuffers(memory, contract)
             finally:
-                os.close(memory[0])
-            client = EventfdSocket(connection, *memory[1:])
-            owned.pop_all()
-            return client, buffers
-        tcp = TcpSocket(connection)
+                os.close(memory)
+            client = EventfdSocket(connection, *eventfds)
+        else:
+            client = TcpSocket(connection)
         owned.pop_all()
-        return tcp, None
+    return client, buffers
 
 
 def main() -> None:

@@ -19,14 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.envs.commands import (
-    CallReply,
-    Command,
-    Outcome,
-    ResetReply,
-    StepCommand,
-    StepReply,
-)
+from rlmesh_ray.envs.commands import CallReply, Command, Outcome, ResetReply, StepCommand, StepReply
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.env_session import Failure, FailureKind
 from rlmesh_ray.spaces.validation import WARNING_KEY, warnings_as_texts
@@ -59,26 +52,20 @@ class WorkerChannel:
     """One end of the channel; messages alternate, so at most one is in flight in each direction.
 
     ``send`` and ``receive`` block. ``queue_frame`` and ``advance`` never do: the next call
-    continues where they stopped, so that an event loop can wait in between.
-
-    Args:
-        connection: A connected, blocking stream socket; owned.
-        decode: Returns the message in the body of a frame.
+    continues where they stopped, so that an event loop can wait in between. The blocking stream
+    socket is owned; ``decode`` returns the message in the body of a frame.
     """
 
     def __init__(
         self, connection: socket.socket, decode: Callable[[memoryview], Any] = pickle.loads
     ) -> None:
         self.connection = connection
-        """The socket."""
         self.has_message = False
         """Whether a whole message has arrived."""
         self._decode = decode
         self._unsent = memoryview(b"")
-        self._data = bytearray()
-        """What has arrived and has not been returned."""
-        self._size_bytes = 0
-        """Size of the arriving message with its header; 0 while it is unknown."""
+        self._data = bytearray()  # what has arrived and has not been returned
+        self._size_bytes = 0  # of the arriving message with its header; 0 while it is unknown
         self._is_over = False
 
     @property
@@ -86,11 +73,7 @@ class WorkerChannel:
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame from ``encode``; blocks.
-
-        Raises:
-            OSError: The other end is gone.
-        """
+        """Send a frame from ``encode``; blocks. Raises OSError if the other end is gone."""
         self.connection.sendall(frame)
 
     def queue_frame(self, frame: bytes = b"") -> None:
@@ -169,10 +152,9 @@ class WorkerChannel:
 
 
 def encode(message: object) -> bytes:
-    """Return the frame of ``message``. Objects of unknown classes become their ``repr``.
+    """Return the frame of ``message``, in which objects of unknown classes are their ``repr``.
 
-    Raises:
-        RecursionError: It is nested too deep to be pickled.
+    Raises RecursionError where it is nested too deep to be pickled.
     """
     stream = io.BytesIO()
     stream.write(bytes(_HEADER.size))
@@ -235,9 +217,6 @@ _REPLY = StepReply({})
 _REPLY_BODY = b"r"
 _REPLY_FRAME = _HEADER.pack(len(_REPLY_BODY)) + _REPLY_BODY
 
-NumberedCommand = tuple[int, Command]
-"""A command and the number of its request; 0 for a command without a request."""
-
 
 def command_frame(command: Command, number: int = 0) -> bytes:
     if type(command) is not StepCommand or (
@@ -247,12 +226,11 @@ def command_frame(command: Command, number: int = 0) -> bytes:
     return _HEADER.pack(_NUMBER.size) + _NUMBER.pack(_STEP_TAG, number)
 
 
-def decode_command(body: memoryview) -> NumberedCommand:
-    """Return the command in the body of a frame; it may be a shared object, not to be changed."""
+def decode_command(body: memoryview) -> Any:
+    """Return the number and the command in the body of a frame; a plain step is always the same."""
     if len(body) == _NUMBER.size and body[:1] == _STEP_TAG:
         return _NUMBER.unpack(body)[1], _STEP
-    command: NumberedCommand = pickle.loads(body)
-    return command
+    return pickle.loads(body)  # a Start has no number
 
 
 # --- replies ----------------------------------------------------------------------------
@@ -289,18 +267,15 @@ def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def decode_reply(body: memoryview) -> Any:
-    """Return the reply in the body of a frame; it may be a shared object, not to be changed."""
+    """Return the reply in the body of a frame; one of a plain step is always the same."""
     return _REPLY if body == _REPLY_BODY else pickle.loads(body)
 
 
 def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
     """Return a copy of ``reply`` with infos as a client decodes them.
 
-    Results of a call are returned whole, or as a Failure.
-
-    Args:
-        reply: The environment's reply; unchanged.
-        max_bytes: Byte limit for text, bytes and arrays in its infos together.
+    ``max_bytes`` limits text, bytes and arrays in its infos together. Results of a call are
+    returned whole, or as a Failure.
     """
     if isinstance(reply, Failure):
         return dataclasses.replace(

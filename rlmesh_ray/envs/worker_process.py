@@ -17,15 +17,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from rlmesh_ray.envs import worker_guard
-from rlmesh_ray.envs.commands import (
-    Command,
-    DirectReply,
-    Outcome,
-    Start,
-    Started,
-    StartFailed,
-    StopCommand,
-)
+from rlmesh_ray.envs.commands import Command, DirectReply, Outcome, Start, Started, StartFailed
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, decode_reply, encode
 from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
@@ -55,9 +47,8 @@ class DirectHandle:
         self._to_send = list(to_send)
         self._connection = connection
         self.num_descriptors = 1 + len(to_send)
-        """Number of descriptors that the worker receives for the connection."""
+        """How many the worker receives."""
         self.transport = SHARED_MEMORY if to_send else TCP
-        """Transport of the steps."""
 
     @property
     def is_disconnected(self) -> bool:
@@ -73,26 +64,18 @@ class DirectHandle:
             return True
 
     def send_descriptors(self, to: socket.socket, hello: bytes) -> None:
-        """Send ``hello`` and the client's descriptors to a client; never blocks.
-
-        Raises:
-            OSError: It cannot be sent.
-        """
+        """Send ``hello`` and the client's descriptors; never blocks, but raises OSError."""
         buffers, *eventfds = self._to_send
         descriptors = [buffers, self._connection.fileno(), *eventfds]
         socket.send_fds(to, [hello], descriptors, socket.MSG_DONTWAIT)
         self._close_descriptors()
 
     def send(self, data: bytes) -> None:
-        """Send bytes to a TCP client, before its first request; never blocks.
-
-        Raises:
-            OSError: They cannot be sent.
-        """
+        """Send bytes to a TCP client, before its first request; as ``send_descriptors``."""
         self._connection.send(data, socket.MSG_DONTWAIT)
 
     def disconnect(self) -> None:
-        """Disconnect client and worker at once. Idempotent."""
+        """Disconnect client and worker. Idempotent."""
         self._close_descriptors()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -111,25 +94,21 @@ class WorkerProcess:
     """
 
     contract: EnvContract
-    """Contract of the environment."""
     steps_subsets: bool
     """Whether a StepCommand may name its lanes."""
     pid: int
-    """Id of the process that the environment runs in."""
     progress: SessionProgress
-    """Progress of the session; readable after the worker's death, too."""
+    """Of the session; readable after the worker's death, too."""
     buffers: StepBuffers
-    """In shared memory. Actions are written before a StepCommand; observations, rewards and flags
-    are valid from the reply to the next command. Text is sent in the messages; empty strings stand
-    for it here."""
+    """Actions are written before a StepCommand; observations, rewards and flags are valid from the
+    reply to the next command."""
 
     def __init__(self, host: "_HostProcess", channel: WorkerChannel) -> None:
         self._host = host
-        self._has_left = False
         self.channel = channel
         """Its commands and replies; the descriptor is negative when the worker has ended."""
+        # For those of direct connections; None: the environment does not exist yet.
         self._descriptors: socket.socket | None = None
-        """For those of direct connections; None: the environment does not exist yet."""
 
     @classmethod
     def new(cls) -> Self:
@@ -144,11 +123,7 @@ class WorkerProcess:
         return cls(host, channel)
 
     def join(self, most_workers: int) -> Self | None:
-        """Return another worker of the same process; None: it is ending, or has no room.
-
-        Args:
-            most_workers: How many workers the process may host.
-        """
+        """Return another worker of the process; None: it is ending, or has ``most_workers``."""
         channel = self._host.open_channel(most_workers)
         return None if channel is None else type(self)(self._host, channel)
 
@@ -158,10 +133,7 @@ class WorkerProcess:
     ) -> Self:
         """Start a worker; blocks until its environment exists.
 
-        Args:
-            source: The environment.
-            validation: Treatment of range violations.
-            process: What becomes the worker, ended when the start fails; None: a new process.
+        It is in ``process``, which is ended when the start fails; None: in a new one.
 
         Raises:
             EnvStartError: The environment could not be created.
@@ -198,7 +170,6 @@ class WorkerProcess:
         return worker_guard.has_children(self.pid)
 
     def _create(self, source: EnvSource, validation: ValidationMode) -> None:
-        """Have the environment created, and share memory with the worker."""
         search_path = tuple(map(str, sys.path))
         start = Start(source, validation, search_path, os.environ.get("PYTHONPATH"))
         try:
@@ -245,42 +216,27 @@ class WorkerProcess:
             return False
 
     def submit(self, command: Command, number: int = 0) -> None:
-        """Send as much of ``command`` as possible without blocking; the channel sends the rest.
+        """Send as much as possible without blocking; ``channel.advance`` sends the rest.
 
-        If the worker is gone, ``receive`` reports it.
-
-        Args:
-            command: The command.
-            number: Number of its request; 0 for a command of the endpoint itself.
+        If the worker is gone, ``receive`` reports it. ``number`` is that of the request; 0: it is a
+        command of the endpoint itself.
         """
         self.channel.queue_frame(command_frame(command, number))
 
     def open_direct_tcp(self, connection: socket.socket) -> DirectHandle:
-        """Send a client's TCP connection to the worker. An OpenDirectCommand has to follow.
+        """Send a client's TCP connection to the worker; the returned handle owns it.
 
-        Args:
-            connection: The connection to the client; owned by the returned handle.
+        An OpenDirectCommand has to follow.
 
         Raises:
             OSError: A resource is exhausted, or the worker is gone; the connection is closed.
         """
         direct = DirectHandle([], connection)
-        try:
-            self._send_descriptors([connection.fileno()])
-        except BaseException:
-            direct.disconnect()
-            raise
-        self._direct_buffers = self._own_buffers
+        self._send_descriptors(direct, [connection.fileno()], self._own_buffers)
         return direct
 
     def open_direct_shared_memory(self) -> DirectHandle:
-        """Create a shared-memory connection and send the worker's end of it.
-
-        An OpenDirectCommand has to follow.
-
-        Raises:
-            OSError: A resource is exhausted, or the worker is gone.
-        """
+        """Create a shared-memory connection; else as ``open_direct_tcp``."""
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
             buffers = create_step_buffers(self.contract)
             owned.callback(os.close, buffers)
@@ -291,26 +247,29 @@ class WorkerProcess:
             for _ in range(2):
                 eventfds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
                 given.callback(os.close, eventfds[-1])
+            direct_buffers = StepBuffers(buffers, self.contract)
             direct = DirectHandle([os.dup(buffers), *eventfds], own_end)
             given.pop_all()
-            try:
-                self._direct_buffers = StepBuffers(buffers, self.contract)
-                self._send_descriptors([worker_end.fileno(), buffers, *eventfds])
-            except BaseException:
-                direct.disconnect()
-                raise
+            descriptors = [worker_end.fileno(), buffers, *eventfds]
+            self._send_descriptors(direct, descriptors, direct_buffers)
         return direct
 
-    def _send_descriptors(self, descriptors: list[int]) -> None:
+    def _send_descriptors(
+        self, direct: DirectHandle, descriptors: list[int], buffers: StepBuffers
+    ) -> None:
         assert self._descriptors is not None, "the environment exists"
-        socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
+        try:
+            socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
+        except BaseException:
+            direct.disconnect()
+            raise
+        self._direct_buffers = buffers
 
     def receive(self) -> Outcome:
         """Return the reply to the last command; blocks.
 
-        Returns:
-            The reply, or a Failure; of kind CRASHED if the process has died, after reaping it, and
-            RAISED if the reply does not decode.
+        A Failure is of the kind CRASHED if the process has died, which is reaped, and RAISED if
+        the reply does not decode.
         """
         try:
             reply: Outcome = self.channel.receive()
@@ -324,21 +283,16 @@ class WorkerProcess:
         return reply
 
     def kill(self, *, spares_others: bool = False) -> None:
-        """Kill the process and all processes of its environment.
-
-        Blocks until they have ended, which takes a moment for large processes.
-
-        Args:
-            spares_others: See ``end``.
-        """
+        """Kill the process and those of its environment; blocks until they have ended."""
         self.end(0.0, spares_others=spares_others)
 
     def close(self, timeout_s: float) -> None:
-        """Ask the worker to close its environment and end; kill it after ``timeout_s``.
+        """Have the worker close its environment and end; kill it after ``timeout_s``.
 
-        A process that it shares with other workers goes on.
+        A process that it shares with other workers continues.
         """
-        self.submit(StopCommand())
+        with contextlib.suppress(OSError):  # it has ended
+            self.channel.connection.shutdown(socket.SHUT_WR)
         self.end(timeout_s, spares_others=True)
 
     def end(self, grace_s: float | None = None, *, spares_others: bool = False) -> str:
@@ -349,17 +303,13 @@ class WorkerProcess:
 
         Args:
             grace_s: Time to end by itself; None: the time to reap a process that is already dead.
-            spares_others: Whether a process with other workers goes on, also where this one does
+            spares_others: Whether a process with other workers continues, also where this one does
                 not end in time. If it never does, the deadlines of the others find out.
         """
         if self._descriptors is not None:
             self._descriptors.close()
         if self.channel.connection.fileno() >= 0:
-            with self._host.lock:
-                has_left, self._has_left = self._has_left, True
-            self._host.end_worker(
-                self.channel, grace_s, is_counted=not has_left, spares_others=spares_others
-            )
+            self._host.end_worker(self.channel, grace_s, spares_others=spares_others)
             self.channel.close()
         return self._host.how_it_ended(self.channel)
 
@@ -368,9 +318,9 @@ class _HostProcess:
     """The process of one or several workers."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self.fault_log = ""
-        self._num_workers = 0
+        self._channels: set[WorkerChannel] = set()  # of the workers that have not been ended
         self.is_over = False
         self.is_stuck = False
         self._ended_by: WorkerChannel | None = None
@@ -395,36 +345,29 @@ class _HostProcess:
 
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
         """Return a channel to a new worker; None: the process is ending, or has no room."""
-        with self.lock:
-            if self.is_over or self.is_stuck or self._num_workers >= most_workers:
+        with self._lock:
+            if self.is_over or self.is_stuck or len(self._channels) >= most_workers:
                 return None
             own_end, worker_end = socket.socketpair()
             # Where the process is gone already, the channel is at its end.
             with worker_end, contextlib.suppress(ConnectionError):
                 socket.send_fds(self._control, [b"\0"], [worker_end.fileno()])
-            self._num_workers += 1
-        return WorkerChannel(own_end, decode_reply)
+            channel = WorkerChannel(own_end, decode_reply)
+            self._channels.add(channel)
+        return channel
 
     def end_worker(
-        self,
-        channel: WorkerChannel,
-        grace_s: float | None,
-        *,
-        is_counted: bool,
-        spares_others: bool,
+        self, channel: WorkerChannel, grace_s: float | None, *, spares_others: bool
     ) -> None:
         """Wait until a worker has ended, or kill the process; reap it if it has ended.
 
-        Args:
-            channel: The worker's channel, which the worker closes when its environment is closed.
-            grace_s: See ``WorkerProcess.end``.
-            is_counted: Whether it is the first call for this worker.
-            spares_others: See ``WorkerProcess.end``.
+        The worker closes its end of ``channel`` when its environment is closed. For the rest see
+        ``WorkerProcess.end``.
         """
         timeout_s = _REAP_TIMEOUT_S if grace_s is None else grace_s
-        with self.lock:
-            self._num_workers -= is_counted
-            is_last = self.is_over = self.is_over or not self._num_workers
+        with self._lock:
+            self._channels.discard(channel)
+            is_last = self.is_over = self.is_over or not self._channels
         if is_last:
             self._control.close()  # a process without workers ends then
         else:
@@ -446,19 +389,17 @@ class _HostProcess:
     def kill(self, channel: WorkerChannel | None) -> None:
         """Kill and reap the process, once; release its resources.
 
-        On Linux it is the worker's guard, which kills all processes below it, and then ends as the
-        worker did. Elsewhere it is the worker, whose group is killed: only this class reaps it, so
-        that its id, which is also its group's, cannot belong to another process.
-
-        Args:
-            channel: Of the worker that is ended so; None: the process has no worker yet.
+        ``channel`` is that of the worker that is ended so; None: the process has no worker yet.
         """
-        with self.lock:
+        with self._lock:
             if self._fault_log_descriptor < 0:
                 return
             self.is_over = True
             if self._process.returncode is None:
                 self._ended_by = channel
+            # On Linux it is the worker's guard, which kills all processes below it, and then ends
+            # as the worker did. Elsewhere it is the worker, whose group is killed: only this class
+            # reaps it, so that its id, which is also its group's, cannot belong to another process.
             if sys.platform == "linux":
                 self._process.terminate()
             else:
@@ -487,8 +428,7 @@ class _HostProcess:
 def _new_fault_log() -> int:
     """Return a descriptor for the stacks that faulthandler writes when a signal kills the worker.
 
-    It is anonymous memory that both processes have open: nothing has to be read while the worker
-    lives, and no file is left afterwards.
+    Both processes have this memory open: nothing is read while the worker lives, no file is left.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rlmesh-ray-fault-log", os.MFD_CLOEXEC)
