@@ -49,10 +49,7 @@ def explain_start_error(error: BaseException) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return where the user's own code raised an error, or where it made the call that raised it.
-
-    Empty: only installed packages were involved.
-    """
+    """Return where the user's own code raised an error, or called what raised it; else nothing."""
     installed = {Path(path) for path in sysconfig.get_paths().values()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
@@ -78,8 +75,6 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
-    """The environment of a worker, serialized, with its options."""
-
     payload: bytes
     """The pickled environment as it was given, and its keyword arguments."""
     num_envs: int
@@ -87,15 +82,15 @@ class EnvSource:
     max_sessions: int | None
     """Most workers that may run it at once; None: any number."""
     description: str
-    """Name of the environment for messages."""
+    """Name for messages."""
     autoresets: bool = True
     """Whether several lanes of single environments have autoreset."""
     truncates_on_bad_value: bool = False
-    """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
+    """See ``TruncateOnBadValue``."""
     reset_threads: int = 1
     """How many lanes are reset at the same time."""
     observer: bytes | None = None
-    """A pickled callable that makes a ``StepObserver`` of the contract; None: there is none."""
+    """A pickled callable that makes a ``StepObserver`` of the contract."""
 
     @property
     def can_recreate(self) -> bool:
@@ -110,37 +105,21 @@ def make_source(
     *,
     autoresets: bool = True,
 ) -> EnvSource:
-    """Serialize ``env`` for a worker process.
+    """Serialize an environment for a worker process; see ``EnvServer`` for the arguments.
 
-    Args:
-        env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
-            returns a gymnasium Env or VectorEnv, an RLlib MultiAgentEnv or a PettingZoo
-            ParallelEnv, or its import path, as ``"module:factory"``; or an instance of any of
-            these, of which the worker gets a copy.
-        num_envs: Number of lanes.
-        env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
-        autoresets: Whether several lanes of single environments have autoreset (NEXT_STEP). A
-            VectorEnv has its own mode; with False it must be DISABLED.
-
-    Raises:
-        ConfigurationError: ``env`` is of another type or cannot be pickled, or the other arguments
-            do not fit it.
+    Raises ConfigurationError where they do not fit each other, or ``env`` cannot be pickled.
     """
     num_envs = as_int("num_envs", num_envs)
     if num_envs < 1:
         raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
     kwargs = _keywords(env_kwargs)
+    if _is_instance(env):
+        return _instance_source(env, num_envs, kwargs, autoresets)
     if isinstance(env, str):
         require_env_name(env)
-        return EnvSource(_pickle(env, kwargs, env), num_envs, None, env, autoresets)
-    if _is_instance(env):
-        if isinstance(env, VectorEnv):
-            _check_mode(env, autoresets)
-        return _instance_source(env, num_envs, kwargs, autoresets)
-    if callable(env):
-        name = str(getattr(env, "__qualname__", None) or repr(env))
-        payload = _pickle(env, kwargs, name)
-        return EnvSource(payload, num_envs, None, name, autoresets)
+    if isinstance(env, str) or callable(env):
+        name = env if isinstance(env, str) else str(getattr(env, "__qualname__", None) or repr(env))
+        return EnvSource(_pickle(env, kwargs, name), num_envs, None, name, autoresets)
     raise ConfigurationError(
         f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
@@ -181,14 +160,8 @@ def require_env_name(name: str) -> None:
 def build(source: EnvSource, validation: ValidationMode = ValidationMode.WARN) -> AnyVectorEnv:
     """Create the environment of a source, in the worker.
 
-    Args:
-        source: The environment.
-        validation: The endpoint's validation mode: where episodes are truncated at bad values, it
-            says which values are bad.
-
-    Raises:
-        ConfigurationError: The result is not an environment, has another width, or contradicts the
-            options of the source.
+    ``validation`` says at which values episodes are truncated. Raises ConfigurationError where the
+    result is not an environment, or contradicts the options of the source.
     """
     env, kwargs = pickle.loads(source.payload)
     first = _made(env, kwargs)
@@ -317,11 +290,6 @@ def _from_id(env_id: str, kwargs: dict[str, Any]) -> object:
 
 
 def _factory_named(module_name: str, attributes: str) -> Callable[..., object] | None:
-    """Return the callable of that name in a module; None where there is none.
-
-    Raises:
-        ConfigurationError: There is no such module.
-    """
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -342,11 +310,7 @@ def _from_factory(factory: Callable[..., object], kwargs: dict[str, Any]) -> obj
 
 
 def _refuse_unknown_keyword(error: TypeError, kwargs: Mapping[str, object], factory: Any) -> None:
-    """Raise an error with the keyword arguments of ``factory``, if a call of it had another one.
-
-    Raises:
-        ConfigurationError: By the factory's signature that is the cause of ``error``.
-    """
+    """Raise ConfigurationError if an argument that ``factory`` does not have caused ``error``."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -365,7 +329,10 @@ def _refuse_unknown_keyword(error: TypeError, kwargs: Mapping[str, object], fact
 def _instance_source(
     env: EnvInstance, num_envs: int, kwargs: dict[str, object], autoresets: bool
 ) -> EnvSource:
-    width = env.num_envs if isinstance(env, VectorEnv) else 1
+    width = 1
+    if isinstance(env, VectorEnv):
+        _check_mode(env, autoresets)
+        width = env.num_envs
     if num_envs not in (1, width):
         raise ConfigurationError(
             f"{env} has {width} lane(s), num_envs is {num_envs}; leave num_envs out, or give a "

@@ -8,7 +8,7 @@ environments where ``on_bad_value="truncate"``.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
@@ -27,6 +27,7 @@ from rlmesh_ray.spaces.batch import (
     by_leaf,
     coerce,
     empty_columns,
+    flatten,
     leaves,
     stack,
     unflatten,
@@ -34,7 +35,7 @@ from rlmesh_ray.spaces.batch import (
 )
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import REWARDS
-from rlmesh_ray.spaces.validation import Checker, ConformanceWarning, ValidationMode
+from rlmesh_ray.spaces.validation import Checker, ConformanceWarning, ValidationMode, coerce_batch
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.transport.step_buffers import StepArrays
 
@@ -50,30 +51,24 @@ def merge_info(
     """Add ``info`` to ``infos`` as gymnasium does; values that it cannot join become objects.
 
     Gymnasium fails for integers beyond int64, for containers that contain themselves, and where
-    lanes have values of different types under one key. All keys are added at once; only after a
-    failure one by one, which takes several times as long and overwrites the added ones.
+    lanes have values of different types under one key.
     """
     try:
         add(infos, info, lane)
     except Exception:  # noqa: BLE001  # infos may contain any object
-        _merge_one_by_one(add, infos, info, lane, num_lanes)
-
-
-def _merge_one_by_one(
-    add: AddInfo, infos: dict[str, Any], info: dict[str, Any], lane: int, num_lanes: int
-) -> None:
-    for key, value in info.items():
-        try:
-            add(infos, {key: value}, lane)
-        except Exception:  # noqa: BLE001  # infos may contain any object
-            array = np.full(num_lanes, None, object)
-            own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
-            for other in np.flatnonzero(infos.get(f"_{key}", ())):
-                array[other] = lane_info(own, int(other))[key]
-            array[lane] = value
-            mask = infos.setdefault(f"_{key}", np.zeros(num_lanes, np.bool_))
-            mask[lane] = True
-            infos[key] = array
+        # One by one, which takes several times as long and overwrites what has been added.
+        for key, value in info.items():
+            try:
+                add(infos, {key: value}, lane)
+            except Exception:  # noqa: BLE001
+                array = np.full(num_lanes, None, object)
+                own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
+                for other in np.flatnonzero(infos.get(f"_{key}", ())):
+                    array[other] = lane_info(own, int(other))[key]
+                array[lane] = value
+                mask = infos.setdefault(f"_{key}", np.zeros(num_lanes, np.bool_))
+                mask[lane] = True
+                infos[key] = array
 
 
 class MissingAttributeError(AttributeError):
@@ -81,15 +76,11 @@ class MissingAttributeError(AttributeError):
 
 
 class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
-    """A vector that steps its environments one after the other.
+    """A vector that steps its environments, which it owns, one after the other.
 
     The autoreset mode is ``DISABLED`` for one lane, whose environment then gets steps after the
-    end, and ``NEXT_STEP`` for more, unless ``autoresets`` is False.
-
-    Args:
-        envs: One for each lane, different objects with equal spaces; owned.
-        autoresets: Whether several lanes have autoreset.
-        reset_threads: How many lanes are reset at the same time, each in a thread.
+    end, and ``NEXT_STEP`` for more, unless ``autoresets`` is False. ``reset_threads`` lanes are
+    reset at the same time.
 
     Raises:
         ConfigurationError: The environments cannot be lanes of one vector.
@@ -110,12 +101,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         first = envs[0]
         self.num_envs = len(envs)
         self._autoresets = autoresets and self.num_envs > 1
-        self.metadata = {
-            **first.metadata,
-            "autoreset_mode": (
-                AutoresetMode.NEXT_STEP if self._autoresets else AutoresetMode.DISABLED
-            ),
-        }
+        mode = AutoresetMode.NEXT_STEP if self._autoresets else AutoresetMode.DISABLED
+        self.metadata = {**first.metadata, "autoreset_mode": mode}
         self.spec = first.spec
         self.render_mode = first.render_mode
         self.single_observation_space = first.observation_space
@@ -139,7 +126,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.results = StepArrays(
             np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         )
-        """What ``step_lanes`` writes."""
+        """What ``step_columns`` writes."""
 
     @property
     def steps_subsets(self) -> bool:
@@ -162,18 +149,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Any = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes; see ``gymnasium.vector.SyncVectorEnv.reset``.
-
-        Args:
-            seed: None, a seed for the first lane (lane ``i`` gets ``seed + i``), or one for each
-                lane.
-            options: Options for every lane's environment; ``"reset_mask"``, a boolean array
-                ``(num_envs,)``, selects lanes and is removed.
-
-        Returns:
-            New arrays with the observations of all lanes, and the infos of the lanes that were
-            reset.
-        """
+        """Start new episodes, as ``gymnasium.vector.SyncVectorEnv.reset`` does."""
         options = dict(options) if options is not None else None
         mask = options.pop("reset_mask", None) if options else None
         lanes = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
@@ -185,8 +161,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Step every lane; see ``gymnasium.vector.SyncVectorEnv.step``."""
-        infos = self.step_lanes(iterate(self.action_space, actions))
+        """Step every lane, as ``gymnasium.vector.SyncVectorEnv.step`` does."""
+        infos = self.step_columns(coerce_batch(self._action_spec, actions, self.num_envs))
         return (
             self._copied_observation(),
             self.results.rewards.copy(),
@@ -203,13 +179,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     ) -> dict[str, Any]:
         """Start new episodes in ``lanes``; ``flush`` then writes the observations.
 
-        Args:
-            lanes: Lane indices.
-            seeds: Empty, or one for each of ``lanes``.
-            options: Options for every environment.
-
-        Returns:
-            The infos of these lanes, in the form of gymnasium's vectors.
+        There are no seeds, or one for each of ``lanes``. Returns their infos, in the form of
+        gymnasium's vectors.
         """
         infos: dict[str, Any] = {}
         fresh: list[object] = []
@@ -232,9 +203,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Return for each lane, in order, a function that returns its first observation and info.
 
         With threads the lanes have been reset by then; without, each is reset by that call.
-
-        Args:
-            arguments: Keyword arguments of each lane's ``reset``.
+        ``arguments`` are the keyword arguments of each lane's ``reset``.
         """
         num_lanes = len(arguments)
         self.note_resets(0, num_lanes)
@@ -254,13 +223,13 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
         return {lane: partial(reset, lane, number) for number, lane in enumerate(arguments, 1)}
 
-    def step_lanes(self, actions: Iterable[Any], lanes: Sequence[int] = ()) -> dict[str, Any]:
+    def step_columns(self, actions: Sequence[Column], lanes: Sequence[int] = ()) -> dict[str, Any]:
         """Step lanes; ``flush`` then writes the observations.
 
         Args:
-            actions: One action for each stepped lane, in the environment's form.
-            lanes: Lane indices, all different, where they have no autoreset; empty: all lanes. The
-                other lanes and their ``results`` are unchanged.
+            actions: Columns with a row for each stepped lane.
+            lanes: All different, where they have no autoreset; empty: all lanes. The other lanes
+                and their ``results`` are unchanged.
 
         Returns:
             The infos of the stepped lanes, in the form of gymnasium's vectors.
@@ -276,7 +245,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.final_infos = {}
         due = [lane for lane, has_ended in enumerate(self._has_ended) if has_ended]
         resets = self._resets({lane: {} for lane in due}) if due and self._autoresets else {}
-        for lane, action in zip(stepped, actions, strict=True):
+        for lane, action in zip(stepped, by_lane(self._action_spec, actions), strict=True):
             if lane not in resets:
                 env = self.envs[lane]
                 observation, reward, is_terminated, is_truncated, info = env.step(action)
@@ -300,23 +269,17 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 self.results.rewards[lane] = reward
         return infos
 
-    def step_columns(self, actions: Sequence[Column], lanes: Sequence[int] = ()) -> dict[str, Any]:
-        """Step lanes with one column of actions for each leaf; see ``step_lanes``."""
-        return self.step_lanes(by_lane(self._action_spec, actions), lanes)
-
     def flush(self) -> None:
         """Write the observations of the last step or reset into ``observations``.
 
-        Raises:
-            ConformanceError: An observation has another structure, shape or dtype than its space;
-                the columns may hold some of the others by then.
+        Raises ConformanceError where one has another structure, shape or dtype than its space; the
+        columns may hold some of the others by then.
         """
         try:
             parts = by_leaf(self._spec, self._fresh)
             for position, (leaf, values) in enumerate(zip(self._leaves, parts, strict=True)):
-                column = self.observations[position]
                 self.observations[position] = write_lane_values(
-                    leaf, column, self._fresh_lanes, values
+                    leaf, self.observations[position], self._fresh_lanes, values
                 )
         except ConformanceError as error:
             raise self._with_lane(error) from error
@@ -325,9 +288,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Return the error of the first lane whose observation does not conform, with its lane."""
         for lane, observation in zip(self._fresh_lanes, self._fresh, strict=True):
             try:
-                for leaf, (value,) in zip(
-                    self._leaves, by_leaf(self._spec, [observation]), strict=True
-                ):
+                for leaf, value in zip(self._leaves, flatten(self._spec, observation), strict=True):
                     coerce(leaf, value, None)
             except ConformanceError as own:
                 return ConformanceError(own.kind, own.path, f"{own.reason} (lane {lane})", lane)
@@ -338,16 +299,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     ) -> list[object]:
         """Call or read attribute ``name`` of the environment, or its wrappers, in each lane.
 
-        Args:
-            name: Name of a method; without arguments also of any other attribute.
-            arguments: Positional arguments; each lane gets a copy.
-            lanes: Lane indices.
-
-        Returns:
-            One result for each lane. If one raises, the lanes before it have been called.
-
-        Raises:
-            MissingAttributeError: A lane has no such attribute; none has been called.
+        Each lane gets a copy of the arguments; without any, what is not callable is read. If a
+        lane raises, those before it have been called; none has where it is MissingAttributeError.
         """
         try:
             attributes = [self.envs[lane].get_wrapper_attr(name) for lane in lanes]
@@ -402,15 +355,7 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
     That step returns the last good observation instead, the reward if it is finite and else 0.0,
     and the reason in its info. Two kinds of bad observations are returned unchanged: the first of
     an episode, since there is no former one, and one of a wrong shape or structure, which is a bug
-    of the environment.
-
-    Args:
-        env: Environment of one lane; owned.
-        validation: The endpoint's validation mode, which decides what is bad.
-        lane: Lane index, for messages.
-
-    Raises:
-        UnsupportedSpaceError: A contract cannot express the observation space.
+    of the environment. ``validation`` is the endpoint's mode, which decides what is bad.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], validation: ValidationMode, lane: int) -> None:
@@ -433,11 +378,7 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step; truncate the episode at a bad value.
-
-        Raises:
-            TypeError: The reward is None, which is a bug of the environment.
-        """
+        """Take a step; truncate the episode at a bad value. Raises TypeError for no reward."""
         observation, reward, is_terminated, is_truncated, info = self.env.step(action)
         self._step_count += 1
         if reward is None:

@@ -49,9 +49,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     actions of other agents are ignored. Spaces, values and infos use the agents' keys instead of
     their ids.
 
-    Args:
-        env: An environment of either kind; owned.
-
     Raises:
         ConfigurationError: ``env`` does not list its agents, has agent ids of other types than
             ``spaces.multi_agent.AgentId``, or is a turn-based (AEC) environment of PettingZoo.
@@ -77,19 +74,11 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start an episode; agents that are not in it yet are not present."""
         observations, infos = self._env.reset(seed=seed, options=options)
         self._require_known(observations)
         return self._observed(observations, {}, {}, {}), self._by_key(infos or {})
 
     def step(self, action: ByKey) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Step the environment with the actions of the acting agents.
-
-        Raises:
-            ConfigurationError: The environment returned unknown agents, or no flag for the end of
-                the whole episode.
-            TypeError: An agent's reward is None.
-        """
         observations, rewards, terminated, truncated, infos = self._env.step(
             {agent: action[self._keys[agent]] for agent in self._acting}
         )
@@ -109,7 +98,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return f"agent{'s' * (len(agents) > 1)} {', '.join(agents)}" if agents else ""
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return attribute ``name`` of the environment or its wrappers, but not of this class."""
         if isinstance(self._env, gymnasium.Env):
             return self._env.get_wrapper_attr(name)
         return getattr(self._env, name)
@@ -172,7 +160,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
 
 
 def _reward(rewards: ByAgent, agent: AgentId) -> float:
-    """Return an agent's reward; 0 where it is missing."""
     reward = rewards.get(agent, 0.0)
     if reward is None:
         raise TypeError(f"step() returned None as the reward of agent {agent!r}; return a number")
@@ -180,7 +167,6 @@ def _reward(rewards: ByAgent, agent: AgentId) -> float:
 
 
 def is_multi_agent(env: object) -> TypeGuard[MultiAgentEnv]:
-    """Return whether an environment has several agents, and is to be wrapped in MultiAgentLane."""
     inner = _inner(env)
     return not isinstance(env, type) and (
         hasattr(inner, "possible_agents")
@@ -228,7 +214,6 @@ def _agent_ids(env: object) -> tuple[AgentId, ...]:
 
 
 def _listed_agents(env: Any) -> tuple[AgentId, ...]:
-    """Return the agents of ``env`` in its order; sets are sorted."""
     if listed := getattr(env, "possible_agents", None):
         return _in_order(listed)
     names = ("observation_spaces", "action_spaces"), ("observation_space", "action_space")
@@ -270,7 +255,6 @@ def _spec(env: object, agent_id: AgentId, kind: str) -> SpaceSpec:
 
 
 def _space(env: Any, agent_id: AgentId, kind: str) -> object:
-    """Return the space of an agent from any of the interfaces; None where there is none."""
     for name in (f"get_{kind}_space", f"{kind}_space"):
         method = getattr(env, name, None)
         if callable(method):

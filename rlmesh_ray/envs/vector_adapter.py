@@ -28,20 +28,11 @@ _REFUSALS = (gymnasium.error.Error, TypeError, ValueError, AssertionError)
 
 
 class VectorEnvAdapter:
-    """Drives a VectorEnv by columns; the vector keeps its autoreset mode.
+    """Drives any VectorEnv, which it owns, by columns; the vector keeps its autoreset mode."""
 
-    Args:
-        vector: Any gymnasium VectorEnv; owned.
-
-    Raises:
-        UnsupportedSpaceError: A contract cannot express its spaces.
-    """
-
+    # As of LaneVectorEnv. Vectors do not report which lane raised, and return arrays of numbers.
     lane_in_progress: int | None = None
-    """Always None: vectors do not report which lane raised."""
-
     lane_without_reward: int | None = None
-    """Always None: vectors return arrays of numbers."""
 
     def __init__(self, vector: VectorEnv[Any, Any, Any]) -> None:
         self._vector = vector
@@ -52,16 +43,14 @@ class VectorEnvAdapter:
         self._observation: Any = None
         # After a partial reset: the lanes whose observations must be unchanged.
         self._untouched: NDArray[np.intp] = np.arange(0)
+        # As of LaneVectorEnv.
         self.final_infos: dict[int, dict[str, Any]] = {}
-        """Last infos of each episode that ended on the last step, by lane."""
         self.observations: list[Column] = empty_columns(self._spec, self._num_lanes)
-        """Columns that ``flush`` writes."""
         self.results = StepArrays(
             np.zeros(self._num_lanes),
             np.zeros(self._num_lanes, bool),
             np.zeros(self._num_lanes, bool),
         )
-        """What ``step_columns`` writes."""
 
     def reset_lanes(
         self,
@@ -69,10 +58,7 @@ class VectorEnvAdapter:
         seeds: Sequence[int | None],
         options: Mapping[str, object] | None,
     ) -> dict[str, Any]:
-        """Start new episodes in ``lanes``; ``flush`` then writes the observations.
-
-        A partial reset passes gymnasium's ``options["reset_mask"]``.
-        """
+        """Start new episodes; a partial reset passes gymnasium's ``options["reset_mask"]``."""
         mask = np.zeros(self._num_lanes, bool)
         mask[list(lanes)] = True
         by_lane: list[int | None] = [None] * self._num_lanes
@@ -108,11 +94,6 @@ class VectorEnvAdapter:
         return self._vector.reset(seed=seed, options=None if options is None else dict(options))
 
     def step_columns(self, actions: Sequence[Column], lanes: Sequence[int] = ()) -> dict[str, Any]:
-        """Step with one column of actions for each leaf; ``flush`` then writes the observations.
-
-        Raises:
-            ConfigurationError: Only some ``lanes`` are to be stepped.
-        """
         if lanes:
             raise ConfigurationError(
                 f"{self._vector} steps all of its lanes or none, not {list(lanes)}; serve single "
@@ -129,12 +110,6 @@ class VectorEnvAdapter:
         return infos
 
     def flush(self) -> None:
-        """Write the observations of the last step or reset into ``observations``.
-
-        Raises:
-            ConformanceError: They have another structure, shape or dtype than their space.
-            RlmeshError: A partial reset has also reset other lanes.
-        """
         try:
             columns = coerce_batch(self._spec, self._observation, self._num_lanes)
         except ConformanceError:
@@ -155,11 +130,7 @@ class VectorEnvAdapter:
                 old[...] = column
 
     def _store_rows(self) -> bool:
-        """Store EnvPool's result of a partial reset: rows of the reset lanes only.
-
-        Returns:
-            Whether the vector returned such rows.
-        """
+        """Store EnvPool's result of a partial reset, rows of the reset lanes, if it is one."""
         lanes = np.setdiff1d(np.arange(self._num_lanes), self._untouched).tolist()
         try:
             columns = coerce_batch(self._spec, self._observation, len(lanes))
@@ -179,14 +150,6 @@ class VectorEnvAdapter:
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
     ) -> Sequence[object]:
-        """Call attribute ``name`` of all environments by the vector's ``call``.
-
-        Raises:
-            ConfigurationError: It has no ``call``, as gymnasium's own vectors have, or ``lanes``
-                are not all lanes.
-            MissingAttributeError: A lane has no such attribute.
-            RlmeshError: It returned another number of results.
-        """
         call = getattr(self._vector.unwrapped, "call", None)
         if not callable(call):
             raise ConfigurationError(
@@ -235,11 +198,6 @@ class VectorEnvAdapter:
 
 
 def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the autoreset mode that ``vector`` declares.
-
-    Raises:
-        ConfigurationError: The declared value is no mode.
-    """
     declared = vector.metadata.get("autoreset_mode")
     if declared is None:
         # Gymnasium, since 1.1, requires the declaration and documents next-step as the default;

@@ -16,17 +16,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from rlmesh_ray.envs.commands import (
-    CallCommand,
-    CallReply,
-    RenderCommand,
-    RenderReply,
-    ResetCommand,
-    ResetReply,
-    StepCommand,
-    StepReply,
-    TextColumns,
-)
+from rlmesh_ray.envs import commands
 from rlmesh_ray.envs.env_source import OWN_CODE
 from rlmesh_ray.envs.lane_vector_env import (
     LaneVectorEnv,
@@ -55,9 +45,7 @@ from rlmesh_ray.transport.step_buffers import StepBuffers
 def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
     """Return a PNG of ``frames``, tiled row by row in a nearly square grid.
 
-    Args:
-        frames: At least one, ``(height, width, 3) uint8`` (or another layout that Pillow knows),
-            all of one shape.
+    At least one, ``(height, width, 3) uint8`` or another layout that Pillow knows, of one shape.
     """
     # Late: most workers never render.
     from PIL import Image
@@ -71,8 +59,7 @@ def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
 def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
     """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame.
 
-    Raises:
-        TypeError: A frame is not a picture.
+    Raises TypeError for what is not a picture.
     """
     if rendered is None:
         return []
@@ -99,23 +86,20 @@ def _pixels(frame: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    first = frames[0]
     num_columns = math.ceil(math.sqrt(len(frames)))
     num_rows = math.ceil(len(frames) / num_columns)
-    height, width = first.shape[:2]
-    picture = np.zeros((num_rows * height, num_columns * width, *first.shape[2:]), first.dtype)
-    for index, frame in enumerate(frames):
-        row, column = divmod(index, num_columns)
-        top, left = row * height, column * width
-        picture[top : top + height, left : left + width] = frame
-    return picture
+    height, width, *pixel = frames[0].shape
+    grid = np.zeros((num_rows * num_columns, height, width, *pixel), np.uint8)
+    grid[: len(frames)] = frames
+    rows = grid.reshape(num_rows, num_columns, height, width, *pixel).swapaxes(1, 2)
+    return rows.reshape(num_rows * height, num_columns * width, *pixel)
 
 
 _LOG = logging.getLogger(__name__)
 
 
 class StepObserver(Protocol):
-    """Gets the resets and steps of an env worker's sessions; its methods never raise."""
+    """Gets the resets and steps of an env worker's session; its methods never raise."""
 
     def reset(
         self,
@@ -150,13 +134,7 @@ def checked(
 ) -> list[ConformanceWarning]:
     """Return a warning for each kind and leaf of range violations in a batch.
 
-    Args:
-        checker: The space's.
-        columns: One coerced column for each leaf.
-        lanes: The lanes of the rows in ``columns``; empty: all lanes.
-
-    Raises:
-        ConformanceError: As ``Checker.check``.
+    ``lanes`` are those of the rows in ``columns``; empty: all. Raises as ``Checker.check``.
     """
     try:
         found = checker.check(columns)
@@ -175,7 +153,6 @@ def checked(
 
 
 def _with_lane(text: str, row: int, lane: int) -> str:
-    """Return what the checker says about a row, as said about its lane."""
     return text.replace(f"(lane {row}", f"(lane {lane}")
 
 
@@ -187,16 +164,9 @@ def rows_of(columns: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
 
 
 class VectorHost:
-    """The environment of one session, driven by commands.
+    """The environment of one session, driven by commands; it owns vector and observer.
 
-    Args:
-        vector: The environment; owned.
-        validation: Treatment of range violations.
-        name: See ``describe``.
-        observer: Gets the resets and steps; owned.
-
-    Raises:
-        UnsupportedSpaceError: A contract cannot express the environment's spaces.
+    Raises UnsupportedSpaceError where ``describe`` does, which gets the ``name``, too.
     """
 
     def __init__(
@@ -214,7 +184,6 @@ class VectorHost:
         self._begun: set[int] = set()
         self._over: set[int] = set()
         self.contract = contract = describe(vector, name)
-        """Contract of the environment."""
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
         """Whether any of its lanes can be stepped alone."""
         self._all_lanes = range(contract.num_envs)
@@ -226,8 +195,7 @@ class VectorHost:
         self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
-        self._began = [0] * contract.num_envs
-        """Value of ``_num_steps`` at the start of each lane's episode."""
+        self._began = [0] * contract.num_envs  # ``_num_steps`` at the start of a lane's episode
         self._actions: list[Column] = []
         self._has_texts = any(leaf.dtype is None for leaf in leaves(contract.observation_space))
 
@@ -241,7 +209,7 @@ class VectorHost:
         if isinstance(self._lanes, LaneVectorEnv):
             self._lanes.note_resets = note
 
-    def reset(self, command: ResetCommand) -> ResetReply | Failure:
+    def reset(self, command: commands.ResetCommand) -> commands.ResetReply | Failure:
         lanes = command.lanes or self._all_lanes
         for lane in lanes:
             self._began[lane] = self._num_steps
@@ -251,18 +219,15 @@ class VectorHost:
         # Lanes that have never been reset have no observation to check.
         own = () if len(self._begun) == len(self._all_lanes) else lanes
         try:
-            self._lanes.flush()
-            columns = self._lanes.observations
-            rows = rows_of(columns, own) if own else columns
-            found = checked(self._observation_checker, rows, own)
+            found = self._check_observations(own)
         except ConformanceError as error:
             return self._refused("observation", error)
         if self._observer is not None:
             observations = self._lanes.observations
             self._observer.reset(lanes, command.seeds, observations, infos, self._frames)
-        return ResetReply(self._with_warnings(infos, found), self._texts())
+        return commands.ResetReply(self._with_warnings(infos, found), self._texts())
 
-    def step(self, command: StepCommand) -> StepReply | Failure:
+    def step(self, command: commands.StepCommand) -> commands.StepReply | Failure:
         lanes = command.lanes
         if lanes and lanes == tuple(self._all_lanes):
             lanes = ()
@@ -277,10 +242,7 @@ class VectorHost:
                 self._began[lane] += 1
         infos = self._lanes.step_columns(actions, lanes)
         try:
-            self._lanes.flush()
-            columns = self._lanes.observations
-            rows = rows_of(columns, lanes) if lanes else columns
-            found += checked(self._observation_checker, rows, lanes)
+            found += self._check_observations(lanes)
         except ConformanceError as error:
             return self._refused("observation", error)
         rewards = self._lanes.results.rewards
@@ -297,11 +259,18 @@ class VectorHost:
             found += env.take_found()
         if self._observer is not None:
             self._observer.step(self._columns(actions, lanes), infos, self._frames, lanes)
-        return StepReply(
+        return commands.StepReply(
             self._with_warnings(infos, found) if found else infos,
             self._final_infos() if self._lanes.final_infos else {},
             self._texts() if self._has_texts else (),
         )
+
+    def _check_observations(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
+        """Write the new observations into the buffers; check those of ``lanes`` (empty: all)."""
+        self._lanes.flush()
+        columns = self._lanes.observations
+        rows = rows_of(columns, lanes) if lanes else columns
+        return checked(self._observation_checker, rows, lanes)
 
     @property
     def failure_place(self) -> str:
@@ -309,27 +278,22 @@ class VectorHost:
         lane = self._lanes.lane_in_progress
         return "" if lane is None else f" in lane {lane}{self._step_of(lane)}"
 
-    def call(self, command: CallCommand) -> CallReply | Failure:
-        """Call an attribute of the lanes, also before the first reset."""
+    def call(self, command: commands.CallCommand) -> commands.CallReply | Failure:
         lanes = command.lanes or self._all_lanes
         try:
             results = self._lanes.call_lanes(command.name, command.arguments, lanes)
         except MissingAttributeError as error:
             return Failure(FailureKind.BAD_REQUEST, f"AttributeError: {error}")
-        return CallReply(tuple(results))
+        return commands.CallReply(tuple(results))
 
-    def render(self, command: RenderCommand) -> RenderReply:
-        """Render lanes that have been reset; see ``draw``."""
+    def render(self, command: commands.RenderCommand) -> commands.RenderReply:
         began_s = time.perf_counter()
         frames = self.draw(command.lanes)
         png = encode_png(frames) if frames else None
-        return RenderReply(png, time.perf_counter() - began_s)
+        return commands.RenderReply(png, time.perf_counter() - began_s)
 
     def draw(self, lanes: Sequence[int] = ()) -> list[NDArray[np.uint8]]:
-        """Return frames of ``lanes`` (empty: all) that have been reset.
-
-        In another mode than ``rgb_array`` there are none.
-        """
+        """Return frames of ``lanes`` (empty: all) that have been reset, if the mode has any."""
         begun = [lane for lane in lanes or self._all_lanes if lane in self._begun]
         return as_frames(self._lanes.render_lanes(begun)) if self._draws and begun else []
 
@@ -352,15 +316,13 @@ class VectorHost:
                 self._began[lane] = self._num_steps + is_next
         return infos
 
-    def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
+    def _own_actions(
+        self, text_columns: commands.TextColumns, lanes: Sequence[int]
+    ) -> list[Column]:
         """Return copies: an environment may keep its action, and the buffers are overwritten."""
         texts = iter(text_columns)
-        if lanes:
-            rows = rows_of(self._actions, lanes)
-            return [next(texts) if isinstance(column, tuple) else column for column in rows]
-        return [
-            next(texts) if isinstance(column, tuple) else column.copy() for column in self._actions
-        ]
+        columns = rows_of(self._actions, lanes) if lanes else self._actions
+        return [next(texts) if isinstance(column, tuple) else column.copy() for column in columns]
 
     def _columns(self, actions: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
         # An environment may have changed its own copies of the actions; texts are in no buffer.
@@ -390,17 +352,13 @@ class VectorHost:
         return [replace(one, detail=self._naming_agents(one.detail, one.lane)) for one in found]
 
     def _naming_agents(self, reason: str, lane: int | None) -> str:
-        """Return ``reason`` about a lane's reward, with the names of its agents, if it has any."""
+        """Return ``reason`` about a lane's reward, with the agents whose reward it is."""
         env = self._envs[lane] if lane is not None and self._envs else None
         agents = env.agents_without_reward if isinstance(env, MultiAgentLane) else ""
         return reason.replace(f"(lane {lane}", f"(lane {lane}, {agents}") if agents else reason
 
     def _require_rewards(self) -> None:
-        """Raise for a reward that is None, which NumPy has converted to NaN.
-
-        Raises:
-            TypeError: A lane's reward is None.
-        """
+        """Raise TypeError for a reward that is None, which NumPy has converted to NaN."""
         lane = self._lanes.lane_without_reward
         if lane is not None:
             raise TypeError(
@@ -440,12 +398,11 @@ class VectorHost:
     def _step_of(self, lane: int) -> str:
         return f", at step {max(self._num_steps - self._began[lane], 0)} of its episode"
 
-    def _texts(self) -> TextColumns:
+    def _texts(self) -> commands.TextColumns:
         return tuple([column for column in self._lanes.observations if isinstance(column, tuple)])
 
 
 def _delivered(warning: ConformanceWarning) -> str:
-    """Return which value the client gets, as part of a sentence."""
     if warning.kind != "truncated":
         return "it is delivered nevertheless"
     if warning.side == "reward":
@@ -454,14 +411,9 @@ def _delivered(warning: ConformanceWarning) -> str:
 
 
 def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
-    """Return the contract of ``vector``.
+    """Return the contract of ``vector``; raise ConfigurationError where it cannot be expressed.
 
-    Args:
-        vector: The environment.
-        name: Its id if it is that of own code (``module:factory``), or if its spec has none.
-
-    Raises:
-        ConfigurationError: A contract cannot express its autoreset mode or its spaces.
+    ``name`` is the id of own code (``module:factory``), and of an environment whose spec has none.
     """
     for side in ("observation", "action"):
         single = getattr(vector, f"single_{side}_space")

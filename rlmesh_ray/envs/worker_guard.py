@@ -38,11 +38,7 @@ def start(parent_pid: int, descriptors: Sequence[int]) -> None:
     """End this process, and all that it starts, as soon as the endpoint has ended.
 
     Standard input is a pipe to which the endpoint never writes; nothing takes its place. On Linux
-    this function returns in a fork.
-
-    Args:
-        parent_pid: Process id of the endpoint.
-        descriptors: Those that are for the worker alone.
+    this function returns in a fork, the worker, which alone keeps the ``descriptors``.
     """
     if sys.platform == "linux":
         _fork_below_guards(parent_pid, descriptors)
@@ -114,11 +110,7 @@ def _guard(child: int, parent_pid: int) -> NoReturn:
 
 
 def _reaped(options: int) -> dict[int, int]:
-    """Return the statuses of children that have ended, which this reaps.
-
-    Args:
-        options: WNOHANG, or 0 to wait for one child at least.
-    """
+    """Reap children that have ended; with 0 instead of WNOHANG wait for one child at least."""
     statuses: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, options))[0]:
