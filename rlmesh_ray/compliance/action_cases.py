@@ -32,7 +32,22 @@ def is_probe(contract: EnvContract) -> bool:
 
 def conforming(spec: SpaceSpec, num_lanes: int) -> list[Column]:
     """Return columns of a batch within ``spec``: zeros where they are allowed, else the lowest."""
-    return [_resting(leaf, num_lanes) for leaf in leaves(spec)]
+    fillers = [(leaf, filler_of_leaf(leaf)) for leaf in leaves(spec)]
+    return [
+        (filler,) * num_lanes
+        if isinstance(filler, str)
+        else np.array(np.broadcast_to(filler, (num_lanes, *leaf.shape)), order="C")
+        for leaf, filler in fillers
+    ]
+
+
+def packed(
+    contract: EnvContract, columns: list[Column] | None = None, num_lanes: int | None = None
+) -> bytes:
+    """Return the bytes of a batch of actions; by default of conforming ones for all lanes."""
+    width = contract.num_envs if num_lanes is None else num_lanes
+    own = conforming(contract.action_space, width) if columns is None else columns
+    return values.encode_batch(contract.action_space, own, width)
 
 
 def commands(*by_lane: ProbeCommand, **parts: Any) -> list[Column]:
@@ -50,31 +65,23 @@ def commands(*by_lane: ProbeCommand, **parts: Any) -> list[Column]:
     ]
 
 
-def leaves_of(spec: SpaceSpec, kind: type) -> list[tuple[int, Leaf]]:
-    return [(index, leaf) for index, leaf in enumerate(leaves(spec)) if type(leaf.spec) is kind]
-
-
-def with_column(columns: list[Column], index: int, column: Column) -> list[Column]:
-    return [*columns[:index], column, *columns[index + 1 :]]
+def leaves_of(contract: EnvContract, kind: type) -> list[tuple[int, Any]]:
+    """Return the leaves of the action space whose spec is of ``kind``, each after its position."""
+    found = enumerate(leaves(contract.action_space))
+    return [(index, leaf) for index, leaf in found if type(leaf.spec) is kind]
 
 
 def with_nan(contract: EnvContract) -> list[bytes]:
-    spec = contract.action_space
-    for index, leaf in leaves_of(spec, BoxSpec):
-        if leaf.dtype is not None and leaf.dtype.kind == "f" and leaf.lane_bytes:
-            columns = conforming(spec, contract.num_envs)
-            column = np.array(columns[index])
-            column.reshape(-1)[:2] = np.inf
-            column.reshape(-1)[0] = np.nan
-            return [_packed(contract, with_column(columns, index, column))]
+    for index, leaf in leaves_of(contract, BoxSpec):
+        if leaf.dtype.kind == "f" and leaf.lane_bytes:
+            return [_with_elements(contract, index, 0, np.nan, np.inf)]
     return []
 
 
 def outside_discrete(contract: EnvContract) -> list[bytes]:
-    for index, leaf in leaves_of(contract.action_space, DiscreteSpec):
-        assert isinstance(leaf.spec, DiscreteSpec)
-        start, n = leaf.spec.start, leaf.spec.n
-        return _with_firsts(contract, index, leaf, [start + n, start - 1])
+    for index, leaf in leaves_of(contract, DiscreteSpec):
+        start = leaf.spec.start
+        return _outside(contract, index, leaf, 0, start + leaf.spec.n, start - 1)
     return []
 
 
@@ -83,12 +90,10 @@ def outside_multi_discrete(contract: EnvContract) -> list[bytes]:
 
     The smallest domain is chosen: the value above may well be legal in another element.
     """
-    for index, leaf in leaves_of(contract.action_space, MultiDiscreteSpec):
-        assert isinstance(leaf.spec, MultiDiscreteSpec)
+    for index, leaf in leaves_of(contract, MultiDiscreteSpec):
         if leaf.spec.nvec:
             element = int(np.argmin(leaf.spec.nvec))
-            outside = [leaf.spec.nvec[element], -1]
-            return _with_firsts(contract, index, leaf, outside, element)
+            return _outside(contract, index, leaf, element, leaf.spec.nvec[element], -1)
     return []
 
 
@@ -98,9 +103,8 @@ def out_of_range(contract: EnvContract) -> list[bytes]:
     Nothing else is wrong with them. Bounds near the end of their dtype leave no room.
     """
     found = []
-    for index, leaf in leaves_of(contract.action_space, BoxSpec):
-        assert isinstance(leaf.spec, BoxSpec)
-        if leaf.dtype is None or leaf.dtype.kind != "f":
+    for index, leaf in leaves_of(contract, BoxSpec):
+        if leaf.dtype.kind != "f":
             continue
         for bound, direction in zip(leaf.spec.bounds(), (-1.0, 1.0), strict=True):
             with np.errstate(over="ignore"):
@@ -108,22 +112,22 @@ def out_of_range(contract: EnvContract) -> list[bytes]:
             elements = np.flatnonzero(np.isfinite(bound) & np.isfinite(beyond))
             if elements.size:
                 element = int(elements[0])
-                found.append(_with_first(contract, index, beyond.flat[element], element))
+                found.append(_with_elements(contract, index, element, beyond.flat[element]))
     return found
 
 
 def odd_texts(contract: EnvContract) -> list[bytes]:
-    for index, leaf in leaves_of(contract.action_space, TextSpec):
+    """Return actions in which the Text of one lane is too long, or too short."""
+    for index, leaf in leaves_of(contract, TextSpec):
         spec = leaf.spec
-        assert isinstance(spec, TextSpec)
-        columns = conforming(contract.action_space, contract.num_envs)
         lengths = [spec.max_length + 1] if spec.max_length < _LONGEST_TEXT else []
         lengths += [spec.min_length - 1] if spec.min_length > 0 else []
-        texts = [(spec.charset[:1] or "a") * length for length in lengths]
-        return [
-            _packed(contract, with_column(columns, index, (text, *columns[index][1:])))
-            for text in texts
-        ]
+        found = []
+        for length in lengths:
+            columns = conforming(contract.action_space, contract.num_envs)
+            columns[index] = ((spec.charset[:1] or "a") * length, *columns[index][1:])
+            found.append(packed(contract, columns))
+        return found
     return []
 
 
@@ -135,7 +139,6 @@ def resized(contract: EnvContract, kind: type) -> list[bytes]:
 
 
 def widened(contract: EnvContract) -> list[bytes]:
-    """Return an action in which a Box is sent at twice the width of its dtype."""
     return _with_bytes(contract, BoxSpec, lambda data, _leaf: data + data)
 
 
@@ -159,41 +162,32 @@ def of_another_arity(contract: EnvContract) -> list[bytes]:
     ]
 
 
-def packed_rest(contract: EnvContract, num_lanes: int | None = None) -> bytes:
-    width = contract.num_envs if num_lanes is None else num_lanes
-    return values.encode_batch(
-        contract.action_space, conforming(contract.action_space, width), width
-    )
-
-
-def _packed(contract: EnvContract, columns: list[Column]) -> bytes:
-    return values.encode_batch(contract.action_space, columns, contract.num_envs)
-
-
-def _with_firsts(
-    contract: EnvContract, index: int, leaf: Leaf, outside: list[int], element: int = 0
+def _outside(
+    contract: EnvContract, index: int, leaf: Leaf, element: int, *outside: int
 ) -> list[bytes]:
-    assert leaf.dtype is not None
     info = np.iinfo(leaf.dtype)
-    return [
-        _with_first(contract, index, value, element)
-        for value in outside
-        if info.min <= value <= info.max
-    ]
+    within_dtype = [value for value in outside if info.min <= value <= info.max]
+    return [_with_elements(contract, index, element, value) for value in within_dtype]
 
 
-def _with_first(contract: EnvContract, index: int, value: Any, element: int = 0) -> bytes:
+def _with_elements(contract: EnvContract, index: int, first: int, *elements: Any) -> bytes:
+    """Return a batch that conforms except for some elements of a column, from ``first`` on.
+
+    Elements beyond the end of the column are left out.
+    """
     columns = conforming(contract.action_space, contract.num_envs)
     column = np.array(columns[index])
-    column.reshape(-1)[element] = value
-    return _packed(contract, with_column(columns, index, column))
+    part = column.reshape(-1)[first : first + len(elements)]
+    part[:] = elements[: part.size]
+    columns[index] = column
+    return packed(contract, columns)
 
 
 def _with_bytes(
     contract: EnvContract, kind: type, change: Callable[[bytes, Any], bytes]
 ) -> list[bytes]:
-    data = packed_rest(contract)
-    found = leaves_of(contract.action_space, kind)
+    data = packed(contract)
+    found = leaves_of(contract, kind)
     if not found:
         return []
     leaf = found[0][1]
@@ -209,7 +203,7 @@ def _with_bytes(
 
 def _with_container(contract: EnvContract, kind: type, edit: Edit) -> list[bytes]:
     for path in _containers(contract.action_space, kind, ()):
-        return [_edited(packed_rest(contract), path, edit)]
+        return [_edited(packed(contract), path, edit)]
     return []
 
 
@@ -234,10 +228,3 @@ def _edited(data: bytes, path: tuple[str | int, ...], edit: Edit) -> bytes:
         node = node.dict.entries[key] if isinstance(key, str) else node.tuple.items[key]
     edit(node)
     return batch.SerializeToString()
-
-
-def _resting(leaf: Leaf, num_lanes: int) -> Column:
-    filler = filler_of_leaf(leaf)
-    if isinstance(filler, str):
-        return (filler,) * num_lanes
-    return np.array(np.broadcast_to(filler, (num_lanes, *leaf.shape)), order="C")

@@ -6,7 +6,7 @@ A check returns if its clause holds, and raises one of two exceptions else.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 class Party(enum.Enum):
@@ -37,9 +37,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("session.offer", _CLIENT, "The offer has the generation and the client's editions."),
         Clause("session.generation", _BOTH, "Another protocol generation is not compatible."),
         Clause(
-            "session.mutual-edition",
-            _BOTH,
-            "An offer without a mutual edition is not compatible.",
+            "session.mutual-edition", _BOTH, "An offer without a mutual edition is not compatible."
         ),
         Clause("session.highest-edition", _BOTH, "The highest mutual edition is selected."),
         Clause("session.refusal", _BOTH, "A refusal gives the reason and the server's editions."),
@@ -127,11 +125,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("structure.multi-binary-shape", _ENV, "A MultiBinary of another shape is rejected."),
         Clause("structure.tuple-arity", _ENV, "A Tuple with more or fewer parts is rejected."),
         Clause("structure.discrete-domain", _ENV, "A Discrete outside its domain is rejected."),
-        Clause(
-            "structure.multi-discrete-domain",
-            _ENV,
-            "Each MultiDiscrete element has a domain.",
-        ),
+        Clause("structure.multi-discrete-domain", _ENV, "Each MultiDiscrete element has a domain."),
         Clause("structure.nan", _ENV, "NaN is rejected, also next to a range violation."),
         Clause("structure.non-recoverable", _ENV, "A structural rejection is non-recoverable."),
     ),
@@ -171,19 +165,22 @@ CLAUSES: dict[str, Clause] = {
 }
 
 
-SubjectT = TypeVar("SubjectT")
-Check = Callable[[SubjectT], None]
+Check = Callable[[Any], None]
+"""Gets the ``Subject`` of one of the services that its clause binds."""
+AnyCheck = TypeVar("AnyCheck", bound=Check)
+
+ENV: dict[str, Check] = {}
+MODEL: dict[str, Check] = {}
+_CHECKS = {Party.ENV_SERVER: (ENV,), Party.MODEL_SERVER: (MODEL,), Party.SERVERS: (ENV, MODEL)}
 
 
-def holds(
-    checks: dict[str, Check[SubjectT]], clause: str
-) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
-    """Add the decorated function to the checks of a service, by its clause."""
-    assert clause in CLAUSES, clause
+def holds(clause: str) -> Callable[[AnyCheck], AnyCheck]:
+    """Add the decorated function to the checks of each service that the clause binds."""
 
-    def keep(check: Check[SubjectT]) -> Check[SubjectT]:
-        assert clause not in checks, clause
-        checks[clause] = check
+    def keep(check: AnyCheck) -> AnyCheck:
+        for checks in _CHECKS[CLAUSES[clause].binds]:
+            assert clause not in checks, clause
+            checks[clause] = check
         return check
 
     return keep
@@ -198,8 +195,6 @@ class ClauseNotObservable(Exception):
 
 
 class Verdict(enum.Enum):
-    """Verdict of one check."""
-
     HOLDS = "holds"
     BROKEN = "broken"
     NOT_OBSERVABLE = "not observable"

@@ -1,7 +1,6 @@
 """Checks of an EnvService: order, lanes, episodes, errors, and the conformance of values."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -11,16 +10,17 @@ import numpy as np
 
 from rlmesh_ray.client.env.remote_env import decode_png
 from rlmesh_ray.compliance import action_cases
-from rlmesh_ray.compliance.action_cases import packed_rest
+from rlmesh_ray.compliance.action_cases import packed
 from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
 from rlmesh_ray.compliance.subjects import (
-    ENV,
     MOST_STEPS,
     EnvSubject,
     RawEnvSession,
     ended_lanes,
+    expect,
     is_same,
+    require_one_response_each,
 )
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import (
@@ -45,31 +45,24 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
 _PIPELINED_STEPS = 40
 
 
-@holds(ENV, "ordering.arrival")
+@holds("ordering.arrival")
 def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
-    """Many requests of every kind are sent before any response is read."""
-    with subject.session() as session:
-        sent, responses = _pipeline(subject, session)
-    first_seen = list(dict.fromkeys(response.request_id for response in responses))
+    sent, received = _pipelined(subject)
+    first_seen = list(dict.fromkeys(received))
     expected = [request_id for request_id in sent if request_id in first_seen]
     require(first_seen == expected, f"responses came in the order {first_seen}")
 
 
-@holds(ENV, "ordering.one-response")
+@holds("ordering.one-response")
 def every_request_has_one_response(subject: EnvSubject) -> None:
-    """Ids are counted over all responses up to the end of the stream."""
-    with subject.session() as session:
-        sent, responses = _pipeline(subject, session)
-    counts = Counter(response.request_id for response in responses)
-    strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
-    require(not strange, f"responses by request_id, where there is not exactly one: {strange}")
+    sent, received = _pipelined(subject)
+    require_one_response_each(sent, received)
 
 
-@holds(ENV, "ordering.in-band")
+@holds("ordering.in-band")
 def a_request_that_fails_is_answered_in_band(subject: EnvSubject) -> None:
-    """Invalid arguments, each in its own session."""
     lanes = subject.contract.num_envs
-    wrong = packed_rest(subject.contract) + b"\xff"
+    wrong = packed(subject.contract) + b"\xff"
     requests: list[tuple[Reset | Step, str]] = [
         (Reset("1", seeds=(1,) * (lanes + 1)), "with one seed too many"),
         (Reset("1", env_indices=(lanes,)), "of a lane that does not exist"),
@@ -77,12 +70,11 @@ def a_request_that_fails_is_answered_in_band(subject: EnvSubject) -> None:
         (Step("1", wrong), "with an action of the wrong size"),
     ]
     for request, why in requests:
-        with subject.session() as session:
-            session.reset()
+        with subject.after_reset() as session:
             session.refused(request, why)
 
 
-@holds(ENV, "vector.width")
+@holds("vector.width")
 def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
     lanes = subject.contract.num_envs
     require(lanes >= 1, f"the contract has num_envs = {lanes}")
@@ -91,40 +83,34 @@ def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
     require(len(ids) == lanes, f"num_envs is {lanes}, but Reset gives {len(ids)} episode ids")
 
 
-@holds(ENV, "vector.batches")
+@holds("vector.batches")
 def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
-    """Observations decode as batches; an action over more or fewer lanes is refused."""
     contract = subject.contract
     with subject.session() as session:
         session.observation(session.reset().observation)
         session.observation(session.step().observation)
     for width in {contract.num_envs + 1, contract.num_envs - 1}:
-        action = packed_rest(contract, width)
-        if action == packed_rest(contract):
+        action = packed(contract, num_lanes=width)
+        if action == packed(contract):
             raise ClauseNotObservable("actions have no bytes")
-        with subject.session() as session:
-            session.reset()
-            session.refused(session.step_request(action), f"with actions for {width} lanes")
+        subject.refused(action, f"with actions for {width} lanes")
 
 
-@holds(ENV, "vector.entries")
+@holds("vector.entries")
 def rewards_and_masks_have_one_entry_per_lane(subject: EnvSubject) -> None:
     """In every response up to the one that ends an episode; ``step`` counts them."""
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         if not ended_lanes(session.step()):
             session.until_episode_ends()
 
 
-@holds(ENV, "vector.index-order")
+@holds("vector.index-order")
 def entries_are_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
-    """Only the last of several lanes ends, and only it ends."""
     lanes = subject.probe().num_envs
     if lanes < 2:
         raise ClauseNotObservable("needs more than one lane")
     idle = [ProbeCommand.GO_ON] * (lanes - 1)
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         done = session.obey(*idle, ProbeCommand.TERMINATE)
         cut = session.obey(ProbeCommand.TRUNCATE)
     require(_set(done.terminated) == [lanes - 1], f"lane {lanes - 1} ended: {done.terminated!r}")
@@ -133,9 +119,8 @@ def entries_are_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
     require(ended == [lanes - 1, 0], f"records are for lanes {ended}, not {[lanes - 1, 0]}")
 
 
-@holds(ENV, "reset.all-lanes")
+@holds("reset.all-lanes")
 def reset_starts_all_lanes(subject: EnvSubject) -> None:
-    """In mid-episode: every lane has a new id; the probe is in the state of the first Reset."""
     seeds = tuple(range(7, 7 + subject.contract.num_envs))
     with subject.session() as session:
         first = session.reset(seeds=seeds)
@@ -145,14 +130,12 @@ def reset_starts_all_lanes(subject: EnvSubject) -> None:
         restart = session.observation(again.observation)
     kept = set(first.episode_ids) & set(again.episode_ids)
     require(not kept, f"a Reset in mid-episode keeps the ids {sorted(kept)}")
-    if subject.is_probe:
-        is_back = is_same(start, restart)
-        require(is_back, "a Reset in mid-episode with the same seeds starts elsewhere")
+    is_back = is_same(start, restart) or not subject.is_probe
+    require(is_back, "a Reset in mid-episode with the same seeds starts elsewhere")
 
 
-@holds(ENV, "reset.first")
+@holds("reset.first")
 def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
-    """NOT_READY; after a Reset it succeeds."""
     with subject.session() as session:
         error = session.refused(session.step_request(), "before the first Reset")
         require(error.code is EnvErrorCode.NOT_READY, f"its code is {error.code.name}")
@@ -161,13 +144,11 @@ def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
         session.step()
 
 
-@holds(ENV, "reset.seeds")
+@holds("reset.seeds")
 def a_reset_has_no_seeds_or_one_per_lane(subject: EnvSubject) -> None:
-    """Any other number is refused. With the probe: each seed reaches its own lane."""
     lanes = subject.contract.num_envs
     seeds = tuple(range(7, 7 + lanes))
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         start = session.observation(session.reset(seeds=seeds).observation)
         mirrored = session.observation(session.reset(seeds=seeds[::-1]).observation)
     if subject.is_probe:
@@ -179,7 +160,7 @@ def a_reset_has_no_seeds_or_one_per_lane(subject: EnvSubject) -> None:
             session.refused(request, f"with {count} seeds for {lanes} lanes")
 
 
-@holds(ENV, "reset.response")
+@holds("reset.response")
 def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
     with subject.session() as session:
         done = session.reset()
@@ -189,11 +170,9 @@ def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
     require(len(set(ids)) == len(ids), f"lanes share an episode id: {list(ids)}")
 
 
-@holds(ENV, "step.all-lanes")
+@holds("step.all-lanes")
 def a_step_is_one_step_of_each_lane(subject: EnvSubject) -> None:
-    """By the records in the response to Close; the probe counts itself."""
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         done = session.step_on()
         if subject.is_probe:
             steps = session.steps_of(done)
@@ -206,7 +185,7 @@ def a_step_is_one_step_of_each_lane(subject: EnvSubject) -> None:
     require(counts == expected, f"after one Step the lanes have done {counts} steps")
 
 
-@holds(ENV, "step.response")
+@holds("step.response")
 def a_step_gives_all_of_its_results(subject: EnvSubject) -> None:
     with subject.session() as session:
         ids = session.reset().episode_ids
@@ -217,20 +196,20 @@ def a_step_gives_all_of_its_results(subject: EnvSubject) -> None:
         require("steps" in done.infos, f"the infos have only {sorted(done.infos)}")
 
 
-@holds(ENV, "wire.unreadable")
+@holds("wire.unreadable")
 def a_frame_that_is_not_a_request_is_answered_in_band(subject: EnvSubject) -> None:
-    """A message without a kind; other bytes may also end the stream with a status."""
-    with subject.session() as session:
-        session.reset()
-        _require_error(session, b"")
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
+        session.send_frame(b"")
+        expect(session.receive(), EnvFailed, "the frame b''")
+    with subject.after_reset() as session:
+        frame = b"\xff\xff\xff\xff"
+        session.send_frame(frame)
         # In many servers gRPC decodes, and ends the stream with a status.
         with suppress(EndpointLostError):
-            _require_error(session, b"\xff\xff\xff\xff")
+            expect(session.receive(), EnvFailed, f"the frame {frame!r}")
 
 
-@holds(ENV, "wire.bare-join")
+@holds("wire.bare-join")
 def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
     """By its first message: clients of other implementations have no session id."""
     with subject.session(is_bare=True) as session:
@@ -238,9 +217,8 @@ def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
         session.step()
 
 
-@holds(ENV, "wire.partial-reset")
+@holds("wire.partial-reset")
 def env_indices_restart_only_those_lanes(subject: EnvSubject) -> None:
-    """The other lanes keep id, observation and count; a server without the feature refuses it."""
     lanes = subject.contract.num_envs
     if lanes < 2:
         raise ClauseNotObservable("needs more than one lane")
@@ -251,47 +229,40 @@ def env_indices_restart_only_those_lanes(subject: EnvSubject) -> None:
         response = session.ask(request)
         if isinstance(response, EnvFailed):
             raise ClauseNotObservable(f"the server refuses it: {response.message}")
-        if not isinstance(response, ResetDone):
-            raise ClauseBroken(f"Reset is answered with {type(response).__name__}")
-        ids = response.episode_ids
-        kept = session.observation(response.observation)
+        done = expect(response, ResetDone, "Reset")
+        ids = done.episode_ids
+        kept = session.observation(done.observation)
         old = session.observation(moved.observation)
         records = session.close().final_episodes
-    others = ids[: lanes - 1]
-    require(
-        others == moved.episode_ids[: lanes - 1],
-        f"lanes that were not named have new ids: {others}",
-    )
-    fresh = ids[lanes - 1 :]
-    require(bool(fresh and fresh[0]), "the lane that was named has no id")
-    require(fresh[0] not in before, f"the lane that was named keeps its id {fresh[0]}")
+    others, fresh = ids[: lanes - 1], "".join(ids[lanes - 1 : lanes])
+    is_same_id = others == moved.episode_ids[: lanes - 1]
+    require(is_same_id, f"lanes that were not named have new ids: {others}")
+    require(bool(fresh), "the lane that was named has no id")
+    require(fresh not in before, f"the lane that was named keeps its id {fresh}")
     for one, other in zip(kept, old, strict=True):
         is_kept = np.array_equal(one[: lanes - 1], other[: lanes - 1])
         require(is_kept, "lanes that were not named have moved")
     for record in records:
-        expected = int(record.env_index < lanes - 1)
-        require(
-            record.step_count == expected,
-            f"lane {record.env_index} has {record.step_count} steps at the end, not {expected}",
+        lane, found, expected = (
+            record.env_index,
+            record.step_count,
+            int(record.env_index < lanes - 1),
         )
+        require(found == expected, f"lane {lane} has {found} steps at the end, not {expected}")
 
 
-@holds(ENV, "wire.step-lanes")
+@holds("wire.step-lanes")
 def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
     """The field is reserved: a Step steps all lanes or none."""
-    with subject.session() as session:
-        session.reset()
-        action = packed_rest(subject.contract)
-        request = Step(session.new_id(), action, env_indices=(0,))
+    with subject.after_reset() as session:
+        request = Step(session.new_id(), packed(subject.contract), env_indices=(0,))
         session.refused(request, "of some lanes")
 
 
-@holds(ENV, "render.frame")
+@holds("render.frame")
 def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
-    """``rgb_array`` has frames after a Reset; without a mode there is none."""
     mode = subject.contract.render_mode
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         response = session.ask(Render(session.new_id()))
     if not isinstance(response, Rendered):
         raise ClauseBroken(f"Render is answered with {type(response).__name__}")
@@ -307,27 +278,21 @@ def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
         require(response.png is None, "there is a frame without a render mode")
 
 
-def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:
-    """Send a whole session without waiting; return the sent ids, and all responses."""
-    requests: list[Reset | Step | Render | Close] = [session.step_request()]
-    for number in range(_PIPELINED_STEPS):
-        if number % 10 == 0:
-            requests.append(Reset(session.new_id()))
-        if number % 7 == 0:
-            requests.append(Render(session.new_id()))
-            requests.append(Reset(session.new_id(), env_indices=(subject.contract.num_envs,)))
-        requests.append(session.step_request())
-    requests.append(Close(session.new_id()))
-    for request in requests:
-        session.send(request)
-    return [request.request_id for request in requests], session.until_end()
-
-
-def _require_error(session: RawEnvSession, frame: bytes) -> None:
-    session.send_frame(frame)
-    response = session.receive()
-    is_error = isinstance(response, EnvFailed)
-    require(is_error, f"the frame {frame!r} is answered with {type(response).__name__}")
+def _pipelined(subject: EnvSubject) -> tuple[list[str], list[str]]:
+    """Send a whole session without waiting; return the sent ids, and those of all responses."""
+    with subject.session() as session:
+        requests: list[Reset | Step | Render | Close] = [session.step_request()]
+        for number in range(_PIPELINED_STEPS):
+            if number % 10 == 0:
+                requests.append(Reset(session.new_id()))
+            if number % 7 == 0:
+                requests.append(Render(session.new_id()))
+                requests.append(Reset(session.new_id(), env_indices=(subject.contract.num_envs,)))
+            requests.append(session.step_request())
+        requests.append(Close(session.new_id()))
+        session.send(*requests)
+        responses = session.until_end()
+    return [each.request_id for each in requests], [each.request_id for each in responses]
 
 
 def _set(mask: bytes) -> list[int]:
@@ -340,9 +305,8 @@ _LATE_S = 0.9
 """Longest time from the deadline to its response, network included."""
 
 
-@holds(ENV, "close.answer")
+@holds("close.answer")
 def close_reports_the_running_episodes(subject: EnvSubject) -> None:
-    """One record for every lane whose episode is running, without a cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
     with subject.session() as session:
         ids = session.reset(seeds=seeds).episode_ids
@@ -359,14 +323,10 @@ def close_reports_the_running_episodes(subject: EnvSubject) -> None:
         require(bool(is_sum), f"lane {lane}: cumulative_reward is {record.cumulative_reward}")
 
 
-@holds(ENV, "close.end")
+@holds("close.end")
 def the_stream_ends_after_close(subject: EnvSubject) -> None:
-    """Also when more requests were sent after it: none of them is answered."""
-    with subject.session() as session:
-        session.reset()
-        session.send(Close("last"))
-        session.send(Reset("behind"))
-        session.send(Close("far behind"))
+    with subject.after_reset() as session:
+        session.send(Close("last"), Reset("behind"), Close("far behind"))
         try:
             responses = session.until_end()
         except EndpointLostError as error:
@@ -378,18 +338,14 @@ def the_stream_ends_after_close(subject: EnvSubject) -> None:
     require(len(responses) == 1, f"{len(responses) - 1} responses came after that to Close")
 
 
-@holds(ENV, "timeout.in-band")
+@holds("timeout.in-band")
 def a_deadline_that_passes_is_answered_in_band(subject: EnvSubject) -> None:
-    """TIMEOUT, in time, of a Step and of a Reset; the late result is dropped."""
-    subject.probe()
-    with subject.session() as session:
-        session.reset()
+    with subject.probe_after_reset() as session:
         start_s = time.monotonic()
         session.ask(Render(session.new_id()))
         round_trip_s = time.monotonic() - start_s
-        step = Step(session.new_id(), session.command(ProbeCommand.SLEEP), _TIMEOUT_MS)
-        is_recoverable = _require_timeout(session, step, round_trip_s)
-        if not is_recoverable:
+        step = Step(session.new_id(), subject.command(ProbeCommand.SLEEP), _TIMEOUT_MS)
+        if not _require_timeout(session, step, round_trip_s):
             return
         fresh = session.steps_of(session.reset())
         require(set(fresh) == {0}, f"after TIMEOUT and Reset the lanes are at steps {fresh}")
@@ -398,13 +354,11 @@ def a_deadline_that_passes_is_answered_in_band(subject: EnvSubject) -> None:
         is_own = set(steps) == {1} and set(done.rewards) == {0.5}
         require(is_own, "the first Step after TIMEOUT and Reset has an older one's result")
     with subject.session() as session:
-        options = {"command": int(ProbeCommand.SLEEP)}
-        reset = Reset(session.new_id(), options=options, timeout_ms=_TIMEOUT_MS)
+        reset = session.command_reset(ProbeCommand.SLEEP, timeout_ms=_TIMEOUT_MS)
         _require_timeout(session, reset, round_trip_s)
 
 
 def _require_timeout(session: RawEnvSession, request: Step | Reset, round_trip_s: float) -> bool:
-    """Require TIMEOUT in time; return whether the session can go on."""
     start_s = time.monotonic()
     error = session.refused(request, f"of {SLEEP_S:g} s within {_TIMEOUT_MS} ms")
     waited_s = time.monotonic() - start_s
@@ -416,15 +370,13 @@ def _require_timeout(session: RawEnvSession, request: Step | Reset, round_trip_s
     return error.is_recoverable
 
 
-@holds(ENV, "errors.interrupted")
+@holds("errors.interrupted")
 def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
-    """In the error itself, once, without a cause; a Reset begins new ones."""
     subject.probe()
     with subject.session() as session:
         ids = session.reset().episode_ids
         session.obey()
-        request = Step(session.new_id(), session.command(ProbeCommand.FAIL))
-        error = session.refused(request, "of an environment that raises")
+        error = _failed(session)
         found = sorted(record.episode_id for record in error.interrupted_episodes)
         require(
             found == sorted(ids), f"interrupted_episodes are {found}, running were {sorted(ids)}"
@@ -437,44 +389,43 @@ def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
     require(not again & set(ids), f"Close reports interrupted episodes again: {again & set(ids)}")
 
 
-@holds(ENV, "errors.content")
+@holds("errors.content")
 def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
     with subject.session() as session:
         errors = [session.refused(session.step_request(), "before the first Reset")]
         if subject.is_probe:
             session.reset()
-            request = session.step_request(session.command(ProbeCommand.FAIL))
-            errors.append(session.refused(request, "of an environment that raises"))
+            errors.append(_failed(session))
     for error in errors:
         require(error.code is not EnvErrorCode.UNSPECIFIED, f"no code: {error.message!r}")
         require(bool(error.message), f"no message with {error.code.name}")
 
 
-@holds(ENV, "errors.recoverable")
+@holds("errors.recoverable")
 def a_session_continues_after_a_recoverable_error(subject: EnvSubject) -> None:
-    """After a refusal with any request, after an environment's error with a Reset."""
     lanes = subject.contract.num_envs
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         request = Reset(session.new_id(), seeds=(1,) * (lanes + 1))
         if session.refused(request, "with one seed too many").is_recoverable:
             session.step()
         if subject.is_probe:
-            failing = Step(session.new_id(), session.command(ProbeCommand.FAIL))
-            error = session.refused(failing, "of an environment that raises")
-            require(error.is_recoverable, "an environment that raises is non-recoverable")
+            is_recoverable = _failed(session).is_recoverable
+            require(is_recoverable, "an environment that raises is non-recoverable")
             session.reset()
             session.step()
+
+
+def _failed(session: RawEnvSession) -> EnvFailed:
+    request = session.step_request(session.subject.command(ProbeCommand.FAIL))
+    return session.refused(request, "of an environment that raises")
 
 
 _STEPS_AFTER_AN_END = 3
 
 
-@holds(ENV, "episodes.begin")
+@holds("episodes.begin")
 def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
-    """Counts from before a Reset, in mid-episode or after an end, are dropped."""
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         session.step_on()
         ids = session.reset().episode_ids
         records = session.close().final_episodes
@@ -482,25 +433,21 @@ def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
         _require_equal(record, "episode_id", record.episode_id, ids[record.env_index])
         _require_equal(record, "step_count", record.step_count, 0)
         _require_equal(record, "cumulative_reward", record.cumulative_reward, 0.0)
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         session.until_episode_ends()
         session.reset()
-        _require_sums(session, subject)
+        _require_sums(session)
 
 
-@holds(ENV, "episodes.accrue")
+@holds("episodes.accrue")
 def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
-    """From Reset to the first end, compared with the responses of the steps."""
-    with subject.session() as session:
-        session.reset()
-        _require_sums(session, subject)
+    with subject.after_reset() as session:
+        _require_sums(session)
 
 
-@holds(ENV, "episodes.complete")
+@holds("episodes.complete")
 def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         done = session.step()
         if not ended_lanes(done):
             _require_records_for_flags(done)
@@ -508,53 +455,47 @@ def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
         _require_records_for_flags(done)
 
 
-@holds(ENV, "episodes.metadata")
+@holds("episodes.metadata")
 def a_record_describes_its_episode(subject: EnvSubject) -> None:
-    """Id, lane, seed, cause and times; the last infos with the probe, for either cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
     with subject.session() as session:
         ids = session.reset(seeds=seeds).episode_ids
-        _check_records(session, subject, session.until_episode_ends(), ids, seeds)
+        _check_records(session, session.until_episode_ends(), ids, seeds)
         ids = session.reset().episode_ids
-        _check_records(session, subject, session.until_episode_ends(), ids, ())
+        _check_records(session, session.until_episode_ends(), ids, ())
         if subject.is_probe:
             ids = session.reset(seeds=seeds).episode_ids
-            _check_records(session, subject, session.obey(ProbeCommand.TRUNCATE), ids, seeds)
+            _check_records(session, session.obey(ProbeCommand.TRUNCATE), ids, seeds)
 
 
-@holds(ENV, "episodes.once")
+@holds("episodes.once")
 def a_record_is_delivered_once(subject: EnvSubject) -> None:
-    """Not again in later steps, nor in the answer to Close."""
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         records = list(session.until_episode_ends().completed_episodes)
-        for _ in range(_STEPS_AFTER_AN_END if subject.may_step_after_end else 0):
-            records += session.step().completed_episodes
+        for done in _steps_after_end(session):
+            records += done.completed_episodes
         records += session.close().final_episodes
     ids = [record.episode_id for record in records]
     twice = sorted({one for one in ids if ids.count(one) > 1})
     require(not twice, f"records of episodes {twice} are delivered more than once")
 
 
-@holds(ENV, "episodes.empty-id")
+@holds("episodes.empty-id")
 def the_id_of_an_ended_lane_is_empty(subject: EnvSubject) -> None:
-    """From the step that ended it until the next Reset; the ids of other lanes stay."""
     with subject.session() as session:
         before = session.reset().episode_ids
         done = session.until_episode_ends()
         ended = ended_lanes(done)
         _require_ids(done.episode_ids, before, ended, "at its end")
-        for _ in range(_STEPS_AFTER_AN_END if subject.may_step_after_end else 0):
-            done = session.step()
+        for done in _steps_after_end(session):
             ended += ended_lanes(done)
             _require_ids(done.episode_ids, before, ended, "after it")
         again = session.reset().episode_ids
     require(all(again), f"after a Reset the ids are {list(again)}")
 
 
-@holds(ENV, "episodes.no-restart")
+@holds("episodes.no-restart")
 def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
-    """A second end in a lane without an explicit Reset has no record; after a Reset it has."""
     subject.probe()
     with subject.session() as session:
         first = session.reset().episode_ids
@@ -571,14 +512,12 @@ def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> N
     require(records == [fresh], f"after a Reset the records are of {records}, not {[fresh]}")
 
 
-@holds(ENV, "episodes.autoreset")
+@holds("episodes.autoreset")
 def ended_lanes_continue_as_the_contract_says(subject: EnvSubject) -> None:
-    """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment continues."""
     mode = subject.probe().autoreset_mode
     if mode is AutoresetMode.SAME_STEP:
         raise ClauseNotObservable("the mode is SAME_STEP, which the edition reserves")
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         session.obey()
         session.obey(ProbeCommand.TERMINATE)
         after = session.obey(box=np.array([0.5, 0.0], np.float32))
@@ -592,12 +531,16 @@ def ended_lanes_continue_as_the_contract_says(subject: EnvSubject) -> None:
         require(steps == 3, f"DISABLED: after the end the lane is at step {steps}, not 3")
 
 
-def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
+def _steps_after_end(session: RawEnvSession) -> list[StepDone]:
+    count = _STEPS_AFTER_AN_END if session.subject.may_step_after_end else 0
+    return [session.step() for _ in range(count)]
+
+
+def _require_sums(session: RawEnvSession) -> None:
     """Step to the first end; require that its records count these steps and rewards."""
-    totals = np.zeros(subject.contract.num_envs)
-    sizes = np.zeros(subject.contract.num_envs)
+    totals, sizes = np.zeros((2, session.subject.contract.num_envs))
     for count in range(1, MOST_STEPS + 1):
-        done = _step_towards_end(session, subject, count)
+        done = _step_towards_end(session, count)
         totals += done.rewards
         sizes += np.abs(done.rewards)
         if ended_lanes(done):
@@ -611,7 +554,8 @@ def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
         require(bool(is_close), message)
 
 
-def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -> StepDone:
+def _step_towards_end(session: RawEnvSession, count: int) -> StepDone:
+    subject = session.subject
     if subject.is_probe:
         box = np.array([0.25 * count, 0.0], np.float32)
         return session.obey(ProbeCommand.TERMINATE if count == 3 else ProbeCommand.GO_ON, box=box)
@@ -621,14 +565,10 @@ def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -
 
 
 def _check_records(
-    session: RawEnvSession,
-    subject: EnvSubject,
-    done: StepDone,
-    ids: Sequence[str],
-    seeds: Sequence[int],
+    session: RawEnvSession, done: StepDone, ids: Sequence[str], seeds: Sequence[int]
 ) -> None:
-    messages = JoinResponse.FromString(session.last_frame).step.completed_episodes
-    for record, message in zip(done.completed_episodes, messages, strict=True):
+    sent = JoinResponse.FromString(session.last_frame).step.completed_episodes
+    for record, message in zip(done.completed_episodes, sent, strict=True):
         lane = record.env_index
         _require_equal(record, "episode_id", record.episode_id, ids[lane])
         _require_equal(record, "seed", record.seed, seeds[lane] if seeds else None)
@@ -641,7 +581,7 @@ def _check_records(
         duration_ms = (end_ns - start_ns) / 1_000_000
         is_right = abs(message.duration_ms - duration_ms) <= 1
         require(is_right, f"lane {lane}: duration_ms is {message.duration_ms}, not {duration_ms}")
-        if subject.is_probe:
+        if session.subject.is_probe:
             steps = record.final_info.get("steps")
             require(steps == 1, f"lane {lane}: final_info has steps {steps!r}, not 1")
 
@@ -669,31 +609,23 @@ _WRONG_OBSERVATIONS = (
 )
 
 
-def _rejects(clause: str, what: str, cases: Callable[[EnvContract], list[bytes]]) -> None:
-    """Add the check that actions are rejected: those that ``cases`` makes for a contract."""
+def _resized(kind: type) -> Callable[[EnvContract], list[bytes]]:
+    return partial(action_cases.resized, kind=kind)
 
+
+def _rejects(clause: str, what: str, cases: Callable[[EnvContract], list[bytes]]) -> None:
     def rejected(subject: EnvSubject) -> None:
         for action in _needed(cases(subject.contract), what):
-            with subject.session() as session:
-                session.reset()
-                session.refused(session.step_request(action), f"with an invalid {what}")
+            subject.refused(action, f"with an invalid {what}")
 
     rejected.__name__ = f"an_action_with_an_invalid_{what.replace(' ', '_')}_is_rejected"
-    holds(ENV, clause)(rejected)
+    holds(clause)(rejected)
 
 
 _rejects("structure.dict-keys", "Dict", action_cases.without_key)
-_rejects("structure.box-shape", "Box", partial(action_cases.resized, kind=BoxSpec))
-_rejects(
-    "structure.multi-discrete-shape",
-    "MultiDiscrete",
-    partial(action_cases.resized, kind=MultiDiscreteSpec),
-)
-_rejects(
-    "structure.multi-binary-shape",
-    "MultiBinary",
-    partial(action_cases.resized, kind=MultiBinarySpec),
-)
+_rejects("structure.box-shape", "Box", _resized(BoxSpec))
+_rejects("structure.multi-discrete-shape", "MultiDiscrete", _resized(MultiDiscreteSpec))
+_rejects("structure.multi-binary-shape", "MultiBinary", _resized(MultiBinarySpec))
 _rejects("structure.tuple-arity", "Tuple", action_cases.of_another_arity)
 _rejects("structure.discrete-domain", "Discrete", action_cases.outside_discrete)
 _rejects("structure.multi-discrete-domain", "MultiDiscrete", action_cases.outside_multi_discrete)
@@ -701,9 +633,8 @@ _rejects("structure.nan", "Box of floats", action_cases.with_nan)
 _rejects("dtype.exact-bytes", "Box", action_cases.widened)
 
 
-@holds(ENV, "structure.non-recoverable")
+@holds("structure.non-recoverable")
 def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
-    """Of every kind that the action space allows; afterwards all requests are refused."""
     contract = subject.contract
     found = [
         *action_cases.without_key(contract),
@@ -714,8 +645,7 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
         *action_cases.resized(contract, MultiBinarySpec),
     ]
     for action in _needed(found, "anything but Text"):
-        with subject.session() as session:
-            session.reset()
+        with subject.after_reset() as session:
             error = session.refused(session.step_request(action), "with a structural violation")
             require(not error.is_recoverable, f"recoverable: {error.message!r}")
             # The server may also have ended the stream.
@@ -723,24 +653,20 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
                 session.refused(session.step_request(), "after a non-recoverable error")
 
 
-@holds(ENV, "range.policy")
+@holds("range.policy")
 def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
     """Actions beyond a finite bound; the operator states the server's policy."""
     found = _needed(action_cases.out_of_range(subject.contract), "Box with a finite bound")
     for action in found:
         _require_policy(subject, action, "an action beyond its bound")
     if subject.is_probe:
-        with subject.session() as session:
-            infinite = session.command(box=np.array([np.inf, 0.0], np.float32))
+        infinite = subject.command(box=np.array([np.inf, 0.0], np.float32))
         _require_policy(subject, infinite, "an infinity against a finite bound")
 
 
-@holds(ENV, "range.infinite")
+@holds("range.infinite")
 def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> None:
-    """Delivered without a warning, under every policy."""
-    subject.probe()
-    with subject.session() as session:
-        session.reset()
+    with subject.probe_after_reset() as session:
         ray = np.array([np.inf, -np.inf], np.float32)
         done = session.obey(ray=ray)
         echo = session.part(done.observation, "echo", "ray")
@@ -748,63 +674,59 @@ def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> 
     require(np.array_equal(echo[0], ray), f"{ray} has become {echo[0]}")
 
 
-@holds(ENV, "range.text")
+@holds("range.text")
 def texts_follow_the_policy(subject: EnvSubject) -> None:
     for action in _needed(action_cases.odd_texts(subject.contract), "Text of limited length"):
         _require_policy(subject, action, "a Text of a wrong length")
     if subject.is_probe:
-        with subject.session() as session:
-            outside = session.command(text="z")
-        _require_policy(subject, outside, "a Text with a character outside its charset")
+        _require_policy(
+            subject, subject.command(text="z"), "a Text with a character outside its charset"
+        )
 
 
-@holds(ENV, "range.shared")
+@holds("range.shared")
 def observations_follow_the_same_policy(subject: EnvSubject) -> None:
-    """An observation above its bound, at a step and at a reset."""
     subject.probe()
     command = ProbeCommand.OBSERVE_OUT_OF_RANGE
     with subject.session() as session:
-        action = session.command(command)
-        response = session.ask(Reset(session.new_id(), options={"command": int(command)}))
+        response = session.ask(session.command_reset(command))
     _require_treated(subject, response, "an observation above its bound, at a Reset,")
-    _require_policy(subject, action, "an observation above its bound")
+    _require_policy(subject, subject.command(command), "an observation above its bound")
 
 
-@holds(ENV, "enforcement.observations")
+@holds("enforcement.observations")
 def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
-    """NaN, a wrong shape, a missing key: an error in their place, at a step and at a reset."""
     subject.probe()
     for command in _WRONG_OBSERVATIONS:
+        why = f"that gives {command.name}"
+        errors = [subject.refused(subject.command(command), why)]
         with subject.session() as session:
-            session.reset()
-            step = session.step_request(session.command(command))
-            _require_fatal(session.refused(step, f"that gives {command.name}"), command)
-        with subject.session() as session:
-            reset = Reset(session.new_id(), options={"command": int(command)})
-            _require_fatal(session.refused(reset, f"that gives {command.name}"), command)
+            errors.append(session.refused(session.command_reset(command), why))
+        for error in errors:
+            is_fatal = not error.is_recoverable
+            require(is_fatal, f"{command.name} is recoverable: {error.message!r}")
 
 
-@holds(ENV, "enforcement.actions")
+@holds("enforcement.actions")
 def actions_reach_the_environment_unchanged(subject: EnvSubject) -> None:
-    """By the probe's echo, part by part; also a value out of range, where it is delivered."""
     subject.probe()
-    parts = {
+    parts: dict[str, Any] = {
         "box": np.array([0.25, -0.75], np.float32),
         "bits": np.array([1, 0, 1], np.int8),
         "choices": np.array([1, 2], np.int64),
         "text": "cab",
     }
-    with subject.session() as session:
-        session.reset()
-        done = session.obey(pair=(1, -1), **parts)
-        for name, value in parts.items():
-            _require_echo(session, done, name, value)
-        if subject.validation is not ValidationMode.STRICT:
-            beyond = np.array([7.5, -8.5], np.float32)
-            _require_echo(session, session.obey(box=beyond), "box", beyond)
+    beyond = {"box": np.array([7.5, -8.5], np.float32)}
+    is_strict = subject.validation is ValidationMode.STRICT
+    with subject.after_reset() as session:
+        for sent in (parts,) if is_strict else (parts, beyond):
+            done = session.obey(pair=(1, -1), **sent)
+            for name, value in sent.items():
+                echo = session.part(done.observation, "echo", name)[0]
+                require(np.array_equal(echo, value), f"{name} {value!r} has become {echo!r}")
 
 
-@holds(ENV, "dtype.declared")
+@holds("dtype.declared")
 def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
     with subject.session() as session:
         session.observation(session.reset().observation)
@@ -818,34 +740,26 @@ def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
             session.observation(done.observation)
 
 
-@holds(ENV, "dtype.integers")
+@holds("dtype.integers")
 def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
-    """An integral float is coerced; a fraction and too large a float are rejected."""
-    subject.probe()
-    with subject.session() as session:
-        session.reset()
+    with subject.probe_after_reset() as session:
         done = session.obey(ProbeCommand.OBSERVE_INTEGRAL_FLOAT)
         steps = session.steps_of(done)[0]
         require(steps == 1, f"a float of value 1 has become {steps}")
     for command in (ProbeCommand.OBSERVE_FRACTION, ProbeCommand.OBSERVE_TOO_LARGE):
-        with subject.session() as session:
-            session.reset()
-            request = session.step_request(session.command(command))
-            session.refused(request, f"that gives {command.name} for an integer")
+        subject.refused(subject.command(command), f"that gives {command.name} for an integer")
 
 
-@holds(ENV, "dtype.floats")
+@holds("dtype.floats")
 def floats_are_narrowed(subject: EnvSubject) -> None:
-    subject.probe()
-    with subject.session() as session:
-        session.reset()
+    with subject.probe_after_reset() as session:
         done = session.obey(ProbeCommand.OBSERVE_DOUBLE)
         noise = session.part(done.observation, "noise")[0]
     expected = np.array([0.25, 0.1], np.float32)
     require(np.array_equal(noise, expected), f"the doubles 0.25 and 0.1 have become {noise}")
 
 
-@holds(ENV, "warnings.place")
+@holds("warnings.place")
 def warnings_are_in_the_infos(subject: EnvSubject) -> None:
     with _warned(subject) as session:
         start = session.reset()
@@ -857,7 +771,7 @@ def warnings_are_in_the_infos(subject: EnvSubject) -> None:
         require(WARNING_KEY in start.infos, "a Reset out of range has no warning in its infos")
 
 
-@holds(ENV, "warnings.once")
+@holds("warnings.once")
 def each_violation_is_reported_once(subject: EnvSubject) -> None:
     """By kind and path, during the session; another path or kind is reported again."""
     beyond = np.array([2.0, 0.0], np.float32)
@@ -883,9 +797,8 @@ def each_violation_is_reported_once(subject: EnvSubject) -> None:
     require(not warned[7], "two violations that were warned about before are warned about again")
 
 
-@holds(ENV, "warnings.advisory")
+@holds("warnings.advisory")
 def a_warning_leaves_value_and_session_unchanged(subject: EnvSubject) -> None:
-    """The value is delivered unaltered; later Steps and Resets succeed."""
     with _warned(subject) as session:
         session.reset()
         done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
@@ -902,13 +815,8 @@ def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
     return subject.session()
 
 
-def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:
-    require(not error.is_recoverable, f"{command.name} is recoverable: {error.message!r}")
-
-
 def _require_policy(subject: EnvSubject, action: bytes, what: str) -> None:
-    with subject.session() as session:
-        session.reset()
+    with subject.after_reset() as session:
         response = session.ask(session.step_request(action))
     _require_treated(subject, response, what)
 
@@ -929,11 +837,6 @@ def _require_treated(subject: EnvSubject, response: EnvResponse, what: str) -> N
         require(is_warned, f"warn: {what} is delivered without a warning")
     else:
         require(not is_warned, f"off: {what} is warned about")
-
-
-def _require_echo(session: RawEnvSession, done: StepDone, name: str, value: Any) -> None:
-    echo = session.part(done.observation, "echo", name)[0]
-    require(np.array_equal(echo, value), f"{name} {value!r} has become {echo!r}")
 
 
 def _needed(found: list[bytes], what: str) -> list[bytes]:

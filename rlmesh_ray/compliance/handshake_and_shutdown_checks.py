@@ -1,10 +1,9 @@
 """Checks of "Session Establishment", the same for both services."""
 
 import re
-from collections.abc import Callable
 
-from rlmesh_ray.compliance.checks import Check, ClauseNotObservable, holds, require
-from rlmesh_ray.compliance.subjects import END_REMEDY, ENV, MODEL, EnvSubject, ModelSubject, Subject
+from rlmesh_ray.compliance.checks import ClauseNotObservable, holds, require
+from rlmesh_ray.compliance.subjects import END_REMEDY, EnvSubject, ModelSubject, Subject
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
 from rlmesh_ray.protocol.handshake import EDITION_2026_06
 from rlmesh_ray.spaces.contract import EnvContract
@@ -14,25 +13,15 @@ _NO_GENERATION = "rlmesh.protocol.v0.check"
 _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
 
 
-def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
-    def keep(check: Check[Subject]) -> Check[Subject]:
-        holds(ENV, clause)(check)
-        holds(MODEL, clause)(check)
-        return check
-
-    return keep
-
-
-@_both("session.generation")
+@holds("session.generation")
 def another_generation_is_refused(subject: Subject) -> None:
     require(subject.shake_hands().compatible, "an offer of its own generation is refused")
     answer = subject.shake_hands(generation=_NO_GENERATION)
     require(not answer.compatible, f"generation {_NO_GENERATION!r} is accepted")
 
 
-@_both("session.mutual-edition")
+@holds("session.mutual-edition")
 def an_offer_without_a_mutual_edition_is_refused(subject: Subject) -> None:
-    """Too old, too new, and none at all."""
     for editions in ((_TOO_OLD, _TOO_NEW), ()):
         answer = subject.shake_hands(editions=editions)
         require(not answer.compatible, f"an offer of {list(editions)} is accepted")
@@ -40,7 +29,7 @@ def an_offer_without_a_mutual_edition_is_refused(subject: Subject) -> None:
     require(answer.compatible, f"{EDITION_2026_06.name} among others is refused")
 
 
-@_both("session.highest-edition")
+@holds("session.highest-edition")
 def the_highest_mutual_edition_is_selected(subject: Subject) -> None:
     """Names of editions are dates, which sort.
 
@@ -58,7 +47,7 @@ def the_highest_mutual_edition_is_selected(subject: Subject) -> None:
     )
 
 
-@_both("session.refusal")
+@holds("session.refusal")
 def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
     for changes in ({"generation": _NO_GENERATION}, {"editions": (_TOO_OLD,)}):
         answer = subject.shake_hands(**changes)
@@ -70,9 +59,8 @@ def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
         require(not selected, f"the refusal of {changes} selects edition {selected!r}")
 
 
-@_both("session.capabilities")
+@holds("session.capabilities")
 def capabilities_are_advisory(subject: Subject) -> None:
-    """A client may have none, or unknown ones."""
     usual = subject.shake_hands()
     for capabilities in ({}, {"org.example.unheard-of.v7": "yes", "": ""}):
         answer = subject.shake_hands(capabilities=capabilities)
@@ -84,7 +72,7 @@ def capabilities_are_advisory(subject: Subject) -> None:
         require(is_same, f"a client with capabilities {capabilities} gets another contract")
 
 
-@_both("wire.pin")
+@holds("wire.pin")
 def another_text_of_the_edition_is_refused(subject: Subject) -> None:
     """While the edition is provisional; a client without a checksum is accepted."""
     answer = subject.shake_hands()
@@ -103,9 +91,8 @@ def another_text_of_the_edition_is_refused(subject: Subject) -> None:
     require(not other.compatible, "a client with another text of the edition is compatible")
 
 
-@holds(ENV, "shutdown.distinct")
+@holds("shutdown.distinct")
 def the_end_of_a_session_leaves_the_endpoint_running(subject: EnvSubject) -> None:
-    """Two sessions after each other, and a handshake at the end."""
     for _ in range(2):
         subject.raw_session()
     try:
@@ -115,7 +102,7 @@ def the_end_of_a_session_leaves_the_endpoint_running(subject: EnvSubject) -> Non
     require(is_serving, "after a session's Close the endpoint does not answer any more")
 
 
-@_both("shutdown.refusal")
+@holds("shutdown.refusal")
 def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
     """Sent only where the operator allows it: the server might accept.
 
@@ -124,7 +111,7 @@ def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
     if not subject.may_ask_shutdown:
         raise ClauseNotObservable(f"would send Shutdown, which may end the endpoint; {END_REMEDY}")
     try:
-        accepted, _ = subject.ask_shutdown()
+        accepted = subject.ask_shutdown()
     except (AccessDeniedError, EndpointUnreachableError):
         accepted = False  # if it is really unreachable, the session below fails
     if accepted:
@@ -132,14 +119,14 @@ def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
     subject.raw_session()
 
 
-@holds(ENV, "session.contract")
+@holds("session.contract")
 def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
     require(subject.has_contract(), "a compatible handshake has no contract")
     has_contract = subject.has_contract(editions=(_TOO_OLD,))
     require(not has_contract, "a refusal carries a contract")
 
 
-@holds(ENV, "session.contract-fixed")
+@holds("session.contract-fixed")
 def the_contract_stays_the_same(subject: EnvSubject) -> None:
     before = _packed(subject.shake_hands().contract)
     with subject.session() as session:
@@ -150,7 +137,7 @@ def the_contract_stays_the_same(subject: EnvSubject) -> None:
     require(before == during == after, "the contract has changed")
 
 
-@holds(MODEL, "model.establishment")
+@holds("model.establishment")
 def a_model_has_no_contract(subject: ModelSubject) -> None:
     """Field 6, where an EnvService has its contract, must be absent."""
     require(not subject.has_contract(), "the handshake's answer has field 6, a contract")

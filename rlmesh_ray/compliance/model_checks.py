@@ -1,6 +1,5 @@
 """Checks of the model workflow: routes, predictions, order, errors, Close."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +11,11 @@ from rlmesh_ray.compliance.action_cases import conforming
 from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.subjects import (
     END_REMEDY,
-    MODEL,
     ROUTE,
     ModelSubject,
     RawModelSession,
+    expect,
+    require_one_response_each,
     slot,
 )
 from rlmesh_ray.protocol.capabilities import CONCURRENT_PREDICT
@@ -31,16 +31,10 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
 )
-from rlmesh_ray.spaces.batch import Column, Leaf, leaves
+from rlmesh_ray.spaces.batch import Column, Leaf, coerce, leaves
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.spec import (
-    BoxSpec,
-    DiscreteSpec,
-    MultiDiscreteSpec,
-    SpaceSpec,
-    TextSpec,
-    TupleSpec,
-)
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec, TupleSpec
 
 _NUM_CANDIDATES = 16
 # A stochastic policy must not be mistaken for a wrong order: with two equally likely actions that
@@ -57,9 +51,8 @@ _OTHER_ROUTE = "check-route-2"
 _PIPELINED = 20
 
 
-@holds(MODEL, "route.configure-first")
+@holds("route.configure-first")
 def predict_needs_a_configured_route(subject: ModelSubject) -> None:
-    """NOT_CONFIGURED at first, and also while another route is open."""
     when = "on a route that is not open"
     with subject.session() as session:
         session.must_be_unconfigured(session.predict_request(), when)
@@ -70,7 +63,7 @@ def predict_needs_a_configured_route(subject: ModelSubject) -> None:
             session.predict()
 
 
-@holds(MODEL, "route.contract-fixed")
+@holds("route.contract-fixed")
 def a_route_keeps_its_contract(subject: ModelSubject) -> None:
     """While another route opens and closes, with another contract if the model accepts one.
 
@@ -115,29 +108,25 @@ def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]
     raise ClauseNotObservable("the model opens only one route per session")
 
 
-@holds(MODEL, "route.close")
+@holds("route.close")
 def close_route_releases_the_route(subject: ModelSubject) -> None:
-    """NOT_CONFIGURED afterwards, until it is configured again."""
     with subject.acting() as session:
         session.configure()
-        closed = session.ask(session.close_route_request())
-        name = type(closed).__name__
-        require(isinstance(closed, RouteClosed), f"CloseRoute is answered with {name}")
+        expect(session.ask(session.close_route_request()), RouteClosed, "CloseRoute")
         error = session.must_be_unconfigured(session.predict_request(), "after CloseRoute")
         if error.is_recoverable:
             session.configure()
             session.predict()
 
 
-@holds(MODEL, "predict.observation")
+@holds("predict.observation")
 def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
-    """A batch of another size is refused in band."""
     with subject.acting() as session:
         session.configure()
         session.refused(_misshapen(session), "of the wrong size")
 
 
-@holds(MODEL, "predict.context")
+@holds("predict.context")
 def the_response_mirrors_the_context(subject: ModelSubject) -> None:
     """Session, route, request id and slots unchanged, for lanes at different steps."""
     with subject.acting() as session:
@@ -148,9 +137,8 @@ def the_response_mirrors_the_context(subject: ModelSubject) -> None:
             require(context == request.context, f"{request.context} has become {context}")
 
 
-@holds(MODEL, "predict.actions")
+@holds("predict.actions")
 def there_is_one_action_per_slot(subject: ModelSubject) -> None:
-    """For all lanes, for one lane, and in the order of the slots."""
     lanes = subject.contract.num_envs
     with subject.acting() as session:
         session.configure()
@@ -162,7 +150,7 @@ def there_is_one_action_per_slot(subject: ModelSubject) -> None:
         _require_actions_in_order(session, subject.wide_contract)
 
 
-@holds(MODEL, "model.one-response")
+@holds("model.one-response")
 def every_request_has_one_response(subject: ModelSubject) -> None:
     """On one route, whose responses are in order: the last one ends the count."""
     with subject.acting() as session:
@@ -175,19 +163,16 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
         ]
         if is_recoverable:  # after another error the server may end the session
             requests.insert(3, _misshapen(session))
-        last = session.close_route_request()
-        for request in (*requests, last):
-            session.send(request)
-        ids = []
-        while last.request_id not in ids:
-            ids.append(session.receive().request_id)
-    counts = Counter(ids)
-    sent = [request.request_id for request in (*requests, last)]
-    strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
-    require(not strange, f"responses by request_id, where there is not exactly one: {strange}")
+        requests.append(session.close_route_request())
+        session.send(*requests)
+        sent = [request.request_id for request in requests]
+        received: list[str] = []
+        while sent[-1] not in received:
+            received.append(session.receive().request_id)
+    require_one_response_each(sent, received)
 
 
-@holds(MODEL, "model.in-band")
+@holds("model.in-band")
 def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
     errors = []
     # One session for each, since an error may end it.
@@ -204,7 +189,7 @@ def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
         require(bool(error.message), f"no message with {error.code.name}")
 
 
-@holds(MODEL, "model.recoverable")
+@holds("model.recoverable")
 def a_session_continues_after_a_recoverable_error(subject: ModelSubject) -> None:
     with subject.acting() as session:
         session.configure()
@@ -212,21 +197,19 @@ def a_session_continues_after_a_recoverable_error(subject: ModelSubject) -> None
             session.predict()
 
 
-@holds(MODEL, "model.arrival")
+@holds("model.arrival")
 def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
-    """On two routes, in the order of arrival."""
     if CONCURRENT_PREDICT in subject.shake_hands().capabilities:
         raise ClauseNotObservable("the server has the capability concurrent_predict")
     with subject.session() as session:
         requests = _two_routes(session)
-        for request in requests:
-            session.send(request)
+        session.send(*requests)
         received = [session.receive().request_id for _ in requests]
     expected = [request.request_id for request in requests]
     require(received == expected, f"responses came in the order {received}")
 
 
-@holds(MODEL, "model.route-order")
+@holds("model.route-order")
 def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
     """A route's whole lifecycle is sent without waiting, and another one starts.
 
@@ -248,8 +231,7 @@ def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
             requests += [session.predict_request(), session.configure_request()]
             requests.append(session.predict_request())
             effects += [ModelFailed, RouteConfigured, Predicted]
-        for request in requests:
-            session.send(request)
+        session.send(*requests)
         responses = [session.receive() for _ in requests]
     order = [response.request_id for response in responses]
     expected = [request.request_id for request in requests]
@@ -259,7 +241,7 @@ def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
     require(found == effects, f"a route's requests, sent together, had the effects {names}")
 
 
-@holds(MODEL, "model.close-drains")
+@holds("model.close-drains")
 def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
     """Sent after predictions on two routes; then the stream ends.
 
@@ -273,8 +255,7 @@ def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
         session.configure()
         session.ask(session.close_route_request())
         requests = [*_two_routes(session), CloseModel(session.new_id())]
-        for request in requests:
-            session.send(request)
+        session.send(*requests)
         responses = session.until_end()
     unanswered = {request.request_id for request in requests} - {
         response.request_id for response in responses
@@ -303,15 +284,6 @@ def _require_actions_in_order(session: RawModelSession, contract: EnvContract) -
 
     A response does not show the order by itself. So two observations that get different actions in
     single Predicts must get the same actions when they share a Predict.
-
-    Args:
-        session: A session with a configured route.
-        contract: Contract of the route, with at least two lanes.
-
-    Raises:
-        ClauseBroken: They are not.
-        ClauseNotObservable: The policy gives all observations the same action, or one observation
-            different ones.
     """
     columns = varied(contract.observation_space, _NUM_CANDIDATES, seed=0)
 
@@ -369,8 +341,6 @@ def _shown(actions: Actions) -> str:
 
 # Largest offset of a Box's integers: the range of a pixel.
 _MOST_STEPS_UP = 255
-# Largest offset of a Text's length from its minimum.
-_MOST_LETTERS = 8
 
 
 def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
@@ -381,7 +351,12 @@ def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
     """
     rng = np.random.default_rng(seed)
     rest = conforming(spec, num_rows)
-    return [_drawn(leaf, column, rng) for leaf, column in zip(leaves(spec), rest, strict=True)]
+    return [
+        _in_box(leaf.spec, column, rng)
+        if isinstance(leaf.spec, BoxSpec)
+        else _sampled(leaf, num_rows, seed)
+        for leaf, column in zip(leaves(spec), rest, strict=True)
+    ]
 
 
 def rows(columns: list[Column], *chosen: int) -> list[Column]:
@@ -391,39 +366,21 @@ def rows(columns: list[Column], *chosen: int) -> list[Column]:
     ]
 
 
-def _drawn(leaf: Leaf, rest: Column, rng: np.random.Generator) -> Column:
-    spec = leaf.spec
-    if isinstance(spec, TextSpec):
-        return tuple(_text(spec, rng) for _ in rest)
-    assert not isinstance(rest, tuple)
-    if isinstance(spec, BoxSpec):
-        return _in_box(spec, rest, rng)
-    if isinstance(spec, DiscreteSpec):
-        return (spec.start + rng.integers(0, spec.n, rest.shape)).astype(rest.dtype)
-    if isinstance(spec, MultiDiscreteSpec):
-        domain = np.array(spec.nvec, np.int64).reshape(spec.shape)
-        return rng.integers(0, domain, rest.shape).astype(rest.dtype)
-    return rng.integers(0, 2, rest.shape).astype(rest.dtype)
+def _sampled(leaf: Leaf, num_rows: int, seed: int) -> Column:
+    space = to_gymnasium(leaf.spec)
+    space.seed(seed)
+    column: Column = coerce(leaf, [space.sample() for _ in range(num_rows)], num_rows)
+    return column
 
 
 def _in_box(spec: BoxSpec, rest: Any, rng: np.random.Generator) -> Column:
-    low: Any
-    high: Any
-    drawn: Column
     low, high = spec.bounds()
-    if rest.dtype.kind == "b":
-        drawn = np.clip(rng.integers(0, 2, rest.shape).astype(rest.dtype), low, high)
-    elif rest.dtype.kind in "iu":
+    if rest.dtype.kind in "iu":
         steps = np.minimum(high - rest, _MOST_STEPS_UP).astype(np.int64)
         drawn = rest + rng.integers(0, steps + 1).astype(rest.dtype)
+    elif rest.dtype.kind == "b":
+        drawn = rng.integers(0, 2, rest.shape).astype(rest.dtype)
     else:
-        noise = rng.uniform(-1.0, 1.0, rest.shape).astype(rest.dtype)
-        drawn = np.clip(rest + noise, low, high)
-    return drawn
-
-
-def _text(spec: TextSpec, rng: np.random.Generator) -> str:
-    letters = spec.charset or "abcdefgh"
-    longest = min(spec.max_length, spec.min_length + _MOST_LETTERS)
-    length = int(rng.integers(spec.min_length, longest + 1))
-    return "".join(letters[int(rng.integers(len(letters)))] for _ in range(length))
+        drawn = rest + rng.uniform(-1.0, 1.0, rest.shape).astype(rest.dtype)
+    clipped: Column = np.clip(drawn, low, high)
+    return clipped

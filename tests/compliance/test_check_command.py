@@ -15,7 +15,7 @@ from rlmesh_ray.cli.main import main
 from rlmesh_ray.compliance import suite
 from rlmesh_ray.compliance.checks import Finding
 from rlmesh_ray.compliance.subjects import ModelSubject
-from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_model
+from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_all
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from tests.compliance.conftest import zeros
 from tests.compliance.env_saboteurs import KeepsTheIdOfAnEndedEpisode, TakesAnyText
@@ -220,10 +220,10 @@ def test_what_was_found_before_an_interruption_is_shown(
     model: ModelServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(subject: ModelSubject) -> Iterator[Finding]:
-        yield from itertools.islice(check_model(subject), 5)
+        yield from itertools.islice(check_all(subject), 5)
         raise KeyboardInterrupt  # as Ctrl-C does, but always in the same place
 
-    monkeypatch.setattr(suite, "check_model", interrupted)
+    monkeypatch.setattr(suite, "check_all", interrupted)
 
     *_, result, end = check(capsys, model.address, code=130)
 

@@ -195,9 +195,9 @@ def our_fatal_session(address: str) -> None:
 
 
 def a_fatal_session_that_goes_on(address: str) -> None:
-    with EnvSubject(ConnectOptions(address)).session() as session:
-        session.reset()
-        session.refused(session.step_request(session.command(ProbeCommand.OBSERVE_NAN)), "with NaN")
+    with EnvSubject(ConnectOptions(address)).after_reset() as session:
+        action = session.subject.command(ProbeCommand.OBSERVE_NAN)
+        session.refused(session.step_request(action), "with NaN")
         session.ask(Reset(session.new_id()))
 
 
@@ -230,8 +230,8 @@ def ends_seen_by_our_client(address: str) -> list[bool]:
 
 
 def ends_seen_by_one_that_looks_for_ones(address: str) -> list[bool]:
-    with EnvSubject(ConnectOptions(address)).session() as session:
-        action = session.command(ProbeCommand.GO_ON, ProbeCommand.TERMINATE)
+    subject = EnvSubject(ConnectOptions(address))
+    action = subject.command(ProbeCommand.GO_ON, ProbeCommand.TERMINATE)
     requests: list[EnvRequest] = [Reset("1"), Step("2", action), Close("3")]
     with plain_channel(address) as channel:
         call = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")

@@ -16,7 +16,7 @@ from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.checks import Finding, Verdict
 from rlmesh_ray.compliance.model_checks import rows, varied
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
-from rlmesh_ray.compliance.suite import check_env_clause, check_model, check_model_clause
+from rlmesh_ray.compliance.suite import check_all, check_clause
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import EnvContract
@@ -38,7 +38,7 @@ def test_a_server_that_insists_on_its_ids_breaks_nothing(
     contract: EnvContract, model: ModelServer
 ) -> None:
     with TamperingServer(model.address, "model", InsistsOnItsIds) as server:
-        findings = list(check_model(ModelSubject(ConnectOptions(server.address), contract)))
+        findings = list(check_all(ModelSubject(ConnectOptions(server.address), contract)))
 
     assert verdict(findings, "predict.context") is Verdict.HOLDS
     assert not [finding for finding in findings if finding.verdict is Verdict.BROKEN]
@@ -49,7 +49,7 @@ def test_one_contract_for_all_routes_is_found_out_where_the_environment_has_one_
 ) -> None:
     with TamperingServer(model.address, "model", HasOneContractForAllRoutes) as server:
         subject = ModelSubject(ConnectOptions(server.address), FOR_ONE_LANE)
-        finding = check_model_clause(subject, "route.contract-fixed")
+        finding = check_clause(subject, "route.contract-fixed")
 
     assert finding.verdict is Verdict.BROKEN
 
@@ -68,7 +68,7 @@ def test_the_order_of_actions_is_not_seen_where_the_policy_does_not_show_it(
     policy: Any, reason: str
 ) -> None:
     with ModelServer(policy) as server:
-        finding = check_model_clause(
+        finding = check_clause(
             ModelSubject(ConnectOptions(server.address), CONTRACT), "predict.actions"
         )
 
@@ -79,7 +79,7 @@ def test_the_order_of_actions_is_not_seen_where_the_policy_does_not_show_it(
 def test_a_policy_of_floats_shows_the_order_of_its_actions() -> None:
     contract = contract_of(gymnasium.make_vec("Pendulum-v1", num_envs=2))
     with ModelServer(lambda observations: observations[:, :1]) as server:
-        finding = check_model_clause(
+        finding = check_clause(
             ModelSubject(ConnectOptions(server.address), contract), "predict.actions"
         )
 
@@ -89,7 +89,7 @@ def test_a_policy_of_floats_shows_the_order_of_its_actions() -> None:
 def test_a_policy_that_cannot_act_is_found_out_once_and_breaks_nothing() -> None:
     contract = contract_of(gymnasium.make_vec("Pendulum-v1", num_envs=2))
     with ModelServer(zeros) as server:
-        findings = list(check_model(ModelSubject(ConnectOptions(server.address), contract)))
+        findings = list(check_all(ModelSubject(ConnectOptions(server.address), contract)))
         num_predictions = server.statistics().batches
 
     assert not [finding for finding in findings if finding.verdict is Verdict.BROKEN]
@@ -103,8 +103,7 @@ def test_nothing_is_asked_of_a_model_after_an_accepted_shutdown() -> None:
     with ModelServer(zeros, allow_shutdown=True) as server:
         subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
         findings = [
-            check_model_clause(subject, clause)
-            for clause in ("shutdown.refusal", "model.close-drains")
+            check_clause(subject, clause) for clause in ("shutdown.refusal", "model.close-drains")
         ]
 
     assert [finding.verdict for finding in findings] == [Verdict.NOT_OBSERVABLE] * 2
@@ -176,7 +175,7 @@ def test_what_the_text_allows_is_not_broken(clause: str, sabotage: Any) -> None:
         EnvServer("CartPole-v1") as env,
         TamperingServer(env.address, "env", sabotage) as server,
     ):
-        finding = check_env_clause(EnvSubject(ConnectOptions(server.address)), clause)
+        finding = check_clause(EnvSubject(ConnectOptions(server.address)), clause)
 
     assert finding.verdict is Verdict.HOLDS, finding.message
 
@@ -201,7 +200,7 @@ def test_a_server_with_a_newer_edition_is_not_asked_for_the_checksum_of_ours(
 ) -> None:
     with TamperingServer(model.address, "model", SelectsANewerEdition) as server:
         subject = ModelSubject(ConnectOptions(server.address), CONTRACT)
-        finding = check_model_clause(subject, "session.highest-edition")
+        finding = check_clause(subject, "session.highest-edition")
 
     assert finding.verdict is Verdict.HOLDS, finding.message
 
@@ -235,7 +234,7 @@ def test_a_status_that_says_no_to_shutdown_is_a_refusal(
 ) -> None:
     with server_class(model.address, "model") as server:
         subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
-        finding = check_model_clause(subject, "shutdown.refusal")
+        finding = check_clause(subject, "shutdown.refusal")
 
     assert finding.verdict is expected, finding.message
 
@@ -249,4 +248,4 @@ def test_a_refused_shutdown_needs_no_message(model: ModelServer) -> None:
     with TamperingServer(model.address, "model", SaysNothingWhenItRefusesShutdown) as server:
         subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
 
-        assert check_model_clause(subject, "shutdown.refusal").verdict is Verdict.HOLDS
+        assert check_clause(subject, "shutdown.refusal").verdict is Verdict.HOLDS

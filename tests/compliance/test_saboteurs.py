@@ -15,9 +15,8 @@ from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import (
     ENV_CHECKS,
     MODEL_CHECKS,
-    check_env,
-    check_env_clause,
-    check_model_clause,
+    check_all,
+    check_clause,
 )
 from rlmesh_ray.protocol.messages import Rendered, StepDone
 from tests.compliance import env_saboteurs, model_saboteurs
@@ -50,7 +49,7 @@ def test_an_env_server_that_breaks_a_clause_is_found_out(
     clause: str, sabotage: type[Sabotage], probe: EnvServer
 ) -> None:
     with TamperingServer(probe.address, "env", sabotage) as server:
-        finding = check_env_clause(
+        finding = check_clause(
             EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True), clause
         )
 
@@ -68,7 +67,7 @@ def test_a_model_server_that_breaks_a_clause_is_found_out(
 ) -> None:
     with TamperingServer(model.address, "model", sabotage) as server:
         subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
-        finding = check_model_clause(subject, clause)
+        finding = check_clause(subject, clause)
 
     assert finding.verdict is Verdict.BROKEN
     assert "makes no sense" not in finding.message
@@ -104,7 +103,7 @@ def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
     sabotage: type[Sabotage], probe: EnvServer
 ) -> None:
     with TamperingServer(probe.address, "env", sabotage) as server:
-        findings = list(check_env(EnvSubject(ConnectOptions(server.address))))
+        findings = list(check_all(EnvSubject(ConnectOptions(server.address))))
 
     assert [finding.clause for finding in findings] == list(ENV_CHECKS)
     assert any(finding.verdict is Verdict.BROKEN for finding in findings)
@@ -118,7 +117,7 @@ def test_a_server_that_breaks_one_clause_is_accused_of_few_others(
 ) -> None:
     with TamperingServer(probe.address, "env", env_saboteurs.SABOTEURS[clause]) as server:
         findings = list(
-            check_env(EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True))
+            check_all(EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True))
         )
 
     broken = {finding.clause for finding in findings if finding.verdict is Verdict.BROKEN}

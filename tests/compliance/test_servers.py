@@ -16,7 +16,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.model.remote_model import contract_of
 from rlmesh_ray.compliance.checks import CLAUSES, Finding, Party, Verdict
 from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
-from rlmesh_ray.compliance.suite import check_env, check_model
+from rlmesh_ray.compliance.suite import check_all
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.testing.envs import EchoEnv
@@ -83,7 +83,7 @@ def env_findings() -> Iterator[Callable[[str], list[Finding]]]:
         policy = ValidationMode(hosted.validation)
         with EnvServer(hosted.env, num_envs=hosted.num_envs, validation=policy.value) as server:
             subject = EnvSubject(ConnectOptions(server.address), policy, may_ask_shutdown=True)
-            return list(check_env(subject))
+            return list(check_all(subject))
 
     with ThreadPoolExecutor(2) as threads:
 
@@ -100,7 +100,7 @@ def env_findings() -> Iterator[Callable[[str], list[Finding]]]:
 def model_findings() -> dict[str, list[Finding]]:
     def findings_at(address: str) -> list[Finding]:
         return list(
-            check_model(ModelSubject(ConnectOptions(address), contract, may_ask_shutdown=True))
+            check_all(ModelSubject(ConnectOptions(address), contract, may_ask_shutdown=True))
         )
 
     contract = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))

@@ -18,7 +18,7 @@ from rlmesh_ray.compliance.action_cases import commands
 from rlmesh_ray.compliance.checks import Verdict
 from rlmesh_ray.compliance.probe import ACTION_SPACE, ProbeCommand
 from rlmesh_ray.compliance.subjects import EnvSubject
-from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
+from rlmesh_ray.compliance.suite import ENV_CHECKS, check_all
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Step
 from rlmesh_ray.spaces.batch import unflatten
@@ -134,7 +134,7 @@ def test_an_error_of_the_environment_tells_its_stack(env: RemoteVectorEnv) -> No
 
 @pytest.mark.slow  # 10 s: much of it is waiting
 def test_every_clause_of_the_edition_holds(address: str) -> None:
-    findings = check_env(EnvSubject(ConnectOptions(address), may_ask_shutdown=True))
+    findings = check_all(EnvSubject(ConnectOptions(address), may_ask_shutdown=True))
 
     assert [found for found in findings if found.verdict is not Verdict.HOLDS] == []
 

@@ -139,7 +139,7 @@ def _findings(
 ) -> Iterator[Finding]:
     """Check the services of the endpoint; note in ``report`` what the findings do not say."""
     from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
-    from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_env, check_model
+    from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_all
     from rlmesh_ray.spaces.spec import TupleSpec
     from rlmesh_ray.spaces.validation import ValidationMode
 
@@ -153,12 +153,12 @@ def _findings(
     services = _services({"env": env, "model": ModelSubject(connect_options, nothing)})
     if "env" in services:
         report.planned += ENV_CHECKS
-        yield from check_env(env)
+        yield from check_all(env)
     if "model" in services:
         report.planned += MODEL_CHECKS
         model = ModelSubject(connect_options, _contract(flags.env, connect_options), **how)
-        for finding in check_model(model):
-            report.could_act = report.could_act and finding.message != model.known_policy_problem
+        for finding in check_all(model):
+            report.could_act = not model.policy_problem
             yield finding
 
 
