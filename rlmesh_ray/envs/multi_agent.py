@@ -111,7 +111,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def _observed(
         self, observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Any]:
-        """Return the lane's observation; store the rewards and the agents that act next."""
         self._rewards = np.array([_reward(rewards, agent) for agent in self._keys])
         self._acting = [
             agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))

@@ -69,7 +69,6 @@ def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
 
 
 def _pixels(frame: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a frame as uint8, which changes no value."""
     is_picture = frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (2, 3, 4))
     pixels = frame
     if frame.dtype != np.uint8:
@@ -200,12 +199,10 @@ class VectorHost:
         self._has_texts = any(leaf.dtype is None for leaf in leaves(contract.observation_space))
 
     def bind_buffers(self, buffers: StepBuffers) -> None:
-        """Read actions from ``buffers`` and write results there, from now on."""
         self._actions = buffers.actions
         self._lanes.observations, self._lanes.results = buffers.observations, buffers.results
 
     def note_resets_by(self, note: NoteResets) -> None:
-        """Call ``note`` before the first reset of a request, and after each."""
         if isinstance(self._lanes, LaneVectorEnv):
             self._lanes.note_resets = note
 

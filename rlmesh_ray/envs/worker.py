@@ -258,7 +258,6 @@ class EnvWorker:
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
-    """Return the Failure for an exception; ``place`` is lane and step, as a sentence's end."""
     report = traceback.TracebackException.from_exception(error)
     text = " ".join(str(report).split())
     name = type(error).__name__
@@ -267,7 +266,6 @@ def failure(error: BaseException, place: str = "") -> Failure:
 
 
 def _started(channel: WorkerChannel, start: commands.Start) -> EnvWorker | None:
-    """Create the environment, and tell the endpoint; None: it cannot be created."""
     source = start.source
     sys.path[:] = start.sys_path
     if start.pythonpath is None:
@@ -316,7 +314,6 @@ class WorkerLoop:
         os.register_at_fork(after_in_child=self._close_descriptors)
 
     def run(self) -> None:
-        """Serve until the endpoint has closed ``control`` and no worker is left."""
         while self._control.fileno() >= 0 or self._workers:
             ready = self._wait()
             if self._control.fileno() in ready:

@@ -134,7 +134,6 @@ class WorkerChannel:
         self.connection.close()
 
     def _look(self) -> None:
-        """Read the size of the message whose beginning has arrived."""
         if not self._size_bytes and len(self._data) >= _HEADER.size:
             self._size_bytes = _HEADER.unpack_from(self._data)[0] + _HEADER.size
         self.has_message = 0 < self._size_bytes <= len(self._data)

@@ -112,7 +112,6 @@ class WorkerProcess:
 
     @classmethod
     def new(cls) -> Self:
-        """Start a process with one worker."""
         host = _HostProcess()
         try:
             channel = host.open_channel(1)
@@ -207,7 +206,6 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs and its channel is open."""
         try:
             return bool(self.channel.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -344,7 +342,6 @@ class _HostProcess:
             failing.pop_all()
 
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
-        """Return a channel to a new worker; None: the process is ending, or has no room."""
         with self._lock:
             if self.is_over or self.is_stuck or len(self._channels) >= most_workers:
                 return None
