@@ -64,14 +64,12 @@ class AssignmentTable:
     def __init__(self) -> None:
         self._assigned: dict[str, _AssignedSession] = {}
         self._newcomer_s = -QUIET_S
-        self._next_sweep_s = 0.0
 
     @property
     def session_counts(self) -> Counter[str]:
         return Counter(assigned.endpoint_id for assigned in self._assigned.values())
 
     def is_forgotten(self, now_s: float) -> bool:
-        """Return whether all assignments belong to runners that are gone."""
         return all(
             assigned.seen_s < now_s - _FORGET_AFTER_S for assigned in self._assigned.values()
         )
@@ -116,9 +114,6 @@ class AssignmentTable:
             members: See the class.
             reserved: See the class.
             now_s: The time.
-
-        Returns:
-            The endpoint; None: there is none.
         """
         self._sweep(now_s)
         former = self._assigned.get(session)
@@ -152,17 +147,9 @@ class AssignmentTable:
     ) -> tuple[str, ...]:
         """Return which of a runner's sessions have to close and open at their new endpoints.
 
-        Without members no session moves.
-
-        Args:
-            placed: Endpoint id of each of the runner's sessions.
-            members: See the class.
-            reserved: See the class.
-            now_s: The time.
-
-        Returns:
-            Names of the sessions whose endpoint is gone or retires and, where an endpoint has two
-            sessions more than the emptiest, as few as balance the load; sorted.
+        These are the sessions whose endpoint is gone or retires and, where an endpoint has two
+        sessions more than the emptiest, as few as balance the load; sorted by name. ``placed`` has
+        the endpoint id of each session. Without members no session moves.
         """
         self._sweep(now_s)
         for session, endpoint_id in placed.items():
@@ -185,12 +172,9 @@ class AssignmentTable:
     def _reassign_departed(
         self, members: Sequence[EndpointRecord], reserved: Collection[str]
     ) -> None:
-        """Reassign all sessions whose endpoint no longer accepts sessions.
-
-        Also those of other runners, which get the answer with their next call: otherwise their
-        load would be missing from the balance.
-        """
         accepting = {record.endpoint_id for record in members}
+        # Also the sessions of other runners, which get the answer with their next call: otherwise
+        # their load would be missing from the balance.
         for _, assigned in sorted(self._assigned.items()):
             if assigned.endpoint_id not in accepting:
                 choices = _part(members, reserved, assigned.endpoint_id in reserved)
@@ -200,41 +184,31 @@ class AssignmentTable:
 
     def _level_load(self, sessions: Sequence[str], members: Sequence[EndpointRecord]) -> None:
         """Reassign as few of ``sessions`` as needed until no endpoint has two more than another."""
-        session_counts = self.session_counts
+        counts = self.session_counts
         nodes = {record.endpoint_id: record.node_id for record in members}
-        left = {each for each in sessions if self._assigned[each].endpoint_id in nodes}
-        while surplus := _surplus(session_counts, nodes):
-            movable = [each for each in left if self._assigned[each].endpoint_id in surplus]
+        own = {each: self._assigned[each] for each in sessions}
+        left = {name: each for name, each in own.items() if each.endpoint_id in nodes}
+        while surplus := _surplus(counts, nodes):
+            movable = [name for name, each in left.items() if each.endpoint_id in surplus]
             if not movable:
                 return
             # Preferably one whose endpoint is on another node; else the last one.
-            session = max(
+            name = max(
                 movable,
                 key=lambda each: (
-                    session_counts[self._assigned[each].endpoint_id],
-                    self._assigned[each].node_id != nodes[self._assigned[each].endpoint_id],
+                    counts[left[each].endpoint_id],
+                    left[each].node_id != nodes[left[each].endpoint_id],
                     each,
                 ),
             )
-            left.remove(session)
-            assigned = self._assigned[session]
-            session_counts[assigned.endpoint_id] -= 1
-            assigned.endpoint_id = _least_loaded(
-                members, session_counts, assigned.node_id
-            ).endpoint_id
-            session_counts[assigned.endpoint_id] += 1
+            assigned = left.pop(name)
+            counts[assigned.endpoint_id] -= 1
+            assigned.endpoint_id = _least_loaded(members, counts, assigned.node_id).endpoint_id
+            counts[assigned.endpoint_id] += 1
 
     def _sweep(self, now_s: float) -> None:
-        """Drop the assignments of runners that are gone, at most once a minute."""
-        if now_s < self._next_sweep_s:
-            return
-        self._next_sweep_s = now_s + _FORGET_AFTER_S / 10
-        gone = [
-            name
-            for name, assigned in self._assigned.items()
-            if assigned.seen_s < now_s - _FORGET_AFTER_S
-        ]
-        self.release(gone)
+        gone_s = now_s - _FORGET_AFTER_S
+        self.release([name for name, each in self._assigned.items() if each.seen_s < gone_s])
 
 
 def _surplus(session_counts: Mapping[str, int], endpoint_ids: Collection[str]) -> set[str]:
@@ -254,7 +228,6 @@ def _surplus(session_counts: Mapping[str, int], endpoint_ids: Collection[str]) -
 def _part(
     members: Sequence[EndpointRecord], reserved: Collection[str], is_reserved: bool
 ) -> Sequence[EndpointRecord]:
-    """Return the endpoints of a session's part, or all members if that part has none."""
     part = [record for record in members if (record.endpoint_id in reserved) == is_reserved]
     return part or members
 

@@ -3,9 +3,9 @@
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
@@ -26,8 +26,6 @@ _CACHED_FOR_S = 30.0
 """How long the registry's handle is cached: a new registry may have replaced a lost one."""
 _POOLS = fleet_name_of_pool("")
 
-StatusT = TypeVar("StatusT", EndpointStatus, RunnerStatus)
-
 
 def owner_name(fleet: str) -> str:
     return f"env-fleet/{fleet}"
@@ -42,7 +40,7 @@ class FleetResolver:
     fleet: str = ""
     """Name of the fleet in the registry."""
     secret: str | None = field(default=None, repr=False)
-    """Secret from which each endpoint's token is derived; None: callers have the tokens."""
+    """From which each endpoint's token is derived; None: callers have the tokens."""
     reserved: tuple[str, ...] = ()
     """Ids of the endpoints that only evaluation sessions use."""
     is_near: bool = False
@@ -85,7 +83,10 @@ class FleetResolver:
         """
         wanted = self.endpoint_ids[index]
         if self.is_near and node_id:
-            self._move_near(wanted, node_id)
+            # A failure costs nothing: the endpoint can be used where it is.
+            with contextlib.suppress(ValueError, EndpointError, ray.exceptions.RayError):
+                owner = find_actor(owner_name(self.fleet))
+                get_result(owner.move_near.remote(wanted, node_id), _MOVE_TIMEOUT_S)
         record = call_registry("assign", self.fleet, session, wanted, node_id, self.reserved)
         if record is None:
             raise EndpointUnreachableError(
@@ -98,22 +99,10 @@ class FleetResolver:
     def _token(self, endpoint_id: str) -> str | None:
         return derive_token(self.secret, endpoint_id) if self.secret else None
 
-    def _move_near(self, endpoint_id: str, node_id: str) -> None:
-        # A failure costs nothing: the endpoint can be used where it is.
-        with contextlib.suppress(ValueError, EndpointError, ray.exceptions.RayError):
-            get_result(
-                find_actor(owner_name(self.fleet)).move_near.remote(endpoint_id, node_id),
-                _MOVE_TIMEOUT_S,
-            )
-
     def rebalance(self, placed: Mapping[str, str]) -> Any:
-        """Ask the registry which sessions have to move; does not wait for the answer.
+        """Ask the registry which sessions have to move; return the reference of their names.
 
-        Args:
-            placed: Endpoint id of each session of a runner.
-
-        Returns:
-            An object reference to a tuple of session names.
+        ``placed`` has the endpoint id of each session of a runner.
 
         Raises:
             EndpointUnreachableError: The registry is gone.
@@ -127,11 +116,7 @@ class FleetResolver:
 
 
 def call_registry(method: str, *arguments: object) -> Any:
-    """Call a method of the registry; return its answer.
-
-    Raises:
-        EndpointUnreachableError: The registry is gone, or does not answer.
-    """
+    """Return a registry method's answer; EndpointUnreachableError: it is gone, or gives none."""
     try:
         try:
             return get_result(_call(method, *arguments), _TIMEOUT_S)
@@ -143,11 +128,6 @@ def call_registry(method: str, *arguments: object) -> Any:
 
 
 def _call(method: str, *arguments: object) -> Any:
-    """Call a method of the registry; return the reference of its answer.
-
-    Raises:
-        EndpointUnreachableError: The registry is gone.
-    """
     try:
         # Where Ray has been shut down, a look-up of an actor would start another Ray.
         if not ray.is_initialized():
@@ -164,30 +144,21 @@ def _call(method: str, *arguments: object) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _cached_registry(node_id: str, job_id: str, period: int) -> Any:
-    """Return the registry's handle, cached per connection and period: the look-up is slow."""
-    return find_registry()
+    return find_registry()  # which is slow: once per connection to Ray and period
 
 
 def cluster_endpoints() -> list[EndpointStatus]:
-    """Return the registry's endpoints, also stale ones; none where there is no registry.
-
-    Raises:
-        EndpointError: The registry does not answer.
-    """
-    return _with_node_names(_ask_registry("overview"))
+    """Return the registry's endpoints, also stale ones; EndpointError: it does not answer."""
+    return _ask_registry("overview")
 
 
-def _ask_registry(question: str) -> Sequence[Any]:
-    """Return the registry's answer; nothing where there is no registry."""
+def _ask_registry(question: str) -> list[Any]:
+    """Return what the registry lists, with the addresses of nodes; nothing without a registry."""
     try:
         registry = find_registry()
     except ValueError:
-        return ()
-    answer: Sequence[Any] = get_result(getattr(registry, question).remote(), _TIMEOUT_S)
-    return answer
-
-
-def _with_node_names(found: Sequence[StatusT]) -> list[StatusT]:
+        return []
+    found = get_result(getattr(registry, question).remote(), _TIMEOUT_S)
     names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return [replace(each, node=names.get(each.node, each.node)) for each in found]
 
@@ -195,11 +166,9 @@ def _with_node_names(found: Sequence[StatusT]) -> list[StatusT]:
 class ClusterEndpoints:
     """The endpoints of some fleets and pools, or of all, and how to connect to them.
 
-    Args:
-        title: Names the cluster for people.
-        fleets: Names of fleets and pools; none: all.
-        token: Token for endpoints that belong to neither a fleet nor a pool.
-        tls: TLS files for the endpoints; default: those of Ray, if it uses TLS.
+    ``token`` is for endpoints that belong to neither a fleet nor a pool. Without ``tls`` Ray's TLS
+    files are used. Each method raises EndpointError if the registry, or an endpoint's fleet or
+    pool, does not answer.
     """
 
     def __init__(
@@ -222,20 +191,10 @@ class ClusterEndpoints:
         return [each for each in found if not self._fleets or each.fleet in self._fleets]
 
     def runners(self) -> list[RunnerStatus]:
-        """Return the env runners that use them.
-
-        Raises:
-            EndpointError: The registry does not answer.
-        """
-        found: list[RunnerStatus] = _with_node_names(_ask_registry("runners"))
+        found = _ask_registry("runners")
         return [each for each in found if not self._fleets or each.fleet in self._fleets]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
-        """Return how to connect to an endpoint, with the token that its fleet or pool has for it.
-
-        Raises:
-            EndpointError: The fleet or the pool does not answer.
-        """
         known = self._known.get(endpoint.endpoint_id)
         if known is None or known.address != endpoint.address:
             token, tls = self._credentials(endpoint)

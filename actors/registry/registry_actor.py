@@ -6,6 +6,7 @@ endpoints and the ``rebalance`` calls of runners fill it again.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,6 @@ class EndpointRegistry:
         self._entries: dict[str, _Lease] = {}
         # Incarnations of withdrawn endpoints, and when to drop them.
         self._former: dict[str, tuple[int, float]] = {}
-        self._next_sweep_s = 0.0
 
     def announce(
         self,
@@ -72,18 +72,7 @@ class EndpointRegistry:
         node_id: str = "",
         lease_s: float = DEFAULT_LEASE_S,
     ) -> int:
-        """Enter a new incarnation of an endpoint, which serves at ``address``.
-
-        Args:
-            endpoint_id: Id of the endpoint; a former incarnation no longer holds it.
-            address: ``HOST:PORT``.
-            fleet: Name of the endpoint's fleet; empty: none.
-            node_id: Node of the endpoint; empty: outside of the cluster.
-            lease_s: How long the lease lasts without a ``renew``; may be infinite.
-
-        Returns:
-            The incarnation.
-        """
+        """Enter a new incarnation of an endpoint, which a former one no longer holds; return it."""
         self._sweep()
         entry = self._entries.get(endpoint_id)
         former, _ = self._former.pop(endpoint_id, (0, 0.0))
@@ -97,14 +86,19 @@ class EndpointRegistry:
         Returns:
             False if another incarnation holds the id, or the endpoint has been withdrawn.
         """
-        former, _ = self._former.get(record.endpoint_id, (0, 0.0))
-        entry = self._entries.get(record.endpoint_id)
-        if former or (entry and not self._yields(entry, record)):
+        if record.endpoint_id in self._former:
             return False
-        if entry is None or entry.record != record:
-            self._enter(record, DEFAULT_LEASE_S)
-        else:
-            entry.renewed_s = self._clock()
+        entry, now_s = self._entries.get(record.endpoint_id), self._clock()
+        if entry is not None and entry.record == record:
+            entry.renewed_s = now_s
+            return True
+        # After a restart of the registry incarnations count from 1 again: only an expired lease
+        # proves that the entry is the older one.
+        if entry is not None and (
+            entry.record.incarnation >= record.incarnation or entry.left_s(now_s) > 0
+        ):
+            return False
+        self._enter(record, DEFAULT_LEASE_S)
         return True
 
     def renew(
@@ -148,12 +142,7 @@ class EndpointRegistry:
             self._entries[endpoint_id].is_suspended = True
 
     def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
-        """Remove an endpoint that has ended for good.
-
-        Args:
-            endpoint_id: Id of the endpoint.
-            incarnation: Remove it only if this incarnation holds the id; None: in any case.
-        """
+        """Remove an endpoint that has ended, if ``incarnation`` (None: any) holds its id."""
         entry = self._entries.get(endpoint_id)
         if entry is None or incarnation not in {None, entry.record.incarnation}:
             return
@@ -195,9 +184,7 @@ class EndpointRegistry:
         """Return the status of all endpoints, with the ids of their nodes."""
         self._sweep()
         now_s = self._clock()
-        num_assigned: Mapping[str, Mapping[str, int]] = {
-            fleet: table.session_counts for fleet, table in self._assignments.items()
-        }
+        counts = {fleet: table.session_counts for fleet, table in self._assignments.items()}
         return tuple(
             EndpointStatus(
                 fleet=record.fleet,
@@ -207,7 +194,7 @@ class EndpointRegistry:
                 restarts=record.incarnation - 1,
                 lease_left_s=entry.left_s(now_s),
                 is_retiring=entry.is_retiring,
-                num_assigned=num_assigned.get(record.fleet, {}).get(record.endpoint_id, 0),
+                num_assigned=counts.get(record.fleet, Counter())[record.endpoint_id],
                 sighting=entry.sighting,
             )
             for entry in self._entries.values()
@@ -229,26 +216,15 @@ class EndpointRegistry:
             record, lease_s, self._clock(), is_retiring=bool(former and former.is_retiring)
         )
 
-    def _yields(self, entry: _Lease, record: EndpointRecord) -> bool:
-        """Return whether another record of the same id may replace an entry."""
-        if entry.record == record:
-            return True
-        # After a restart of the registry incarnations count from 1 again: only an expired lease
-        # proves that the entry is the older one.
-        return entry.record.incarnation < record.incarnation and entry.left_s(self._clock()) <= 0
-
     def _sweep(self) -> None:
-        """Drop endpoints long after their leases have expired, at most once a minute."""
+        """Drop endpoints long after their leases have expired."""
         now_s = self._clock()
-        if now_s < self._next_sweep_s:
-            return
-        self._next_sweep_s = now_s + _FORGET_AFTER_S / 10
-        for endpoint_id, entry in list(self._entries.items()):
-            if entry.left_s(now_s) < -_FORGET_AFTER_S:
-                del self._entries[endpoint_id]
-        for endpoint_id, (_, until_s) in list(self._former.items()):
-            if until_s < now_s:
-                del self._former[endpoint_id]
+        self._entries = {
+            name: each
+            for name, each in self._entries.items()
+            if each.left_s(now_s) >= -_FORGET_AFTER_S
+        }
+        self._former = {name: each for name, each in self._former.items() if each[1] >= now_s}
 
 
 def shared_registry() -> Any:
@@ -271,18 +247,10 @@ def shared_registry() -> Any:
 
 
 def find_registry() -> Any:
-    """Return the registry actor of the cluster.
-
-    Raises:
-        ValueError: There is none; no fleet has been started.
-    """
+    """Return the registry actor of the cluster; ValueError: there is none."""
     return find_actor(REGISTRY_NAME)
 
 
 def find_actor(name: str) -> Any:
-    """Return an actor of this package by its name, from any namespace.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return an actor of this package, from any namespace; ValueError: there is none."""
     return ray.get_actor(name, namespace=REGISTRY_NAMESPACE)
