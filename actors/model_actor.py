@@ -12,7 +12,6 @@ import ray
 
 from rlmesh_ray.actors.placement import OUTSIDE
 from rlmesh_ray.actors.ray_calls import durable, get_result
-from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import (
     REGISTRY_NAMESPACE,
     find_actor,
@@ -52,7 +51,6 @@ logger = logging.getLogger(__name__)
 # does, as long as it holds the actor's handle.
 _STORES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
-
 _OF_POLICY = declared(PolicyOptions).keys()
 """Options that place the policy; the others are the server's."""
 _OF_OTHERS = ("data_address", "openpi")
@@ -64,15 +62,12 @@ class ModelReplica(EndpointActor[ModelServer]):
     """The actor behind ``ModelServiceActor``, and one replica of a ``ModelFleet``.
 
     Methods that may take long have concurrency groups of their own: all others answer while new
-    weights wait for a policy that is stuck.
-
-    Args:
-        store: Name of the ``WeightStore`` with the newest weights.
-        policy: See ``ModelServiceActor``.
-        endpoint_id: Id in the registry; None: the actor does not announce itself.
-        fleet: Name of the replica's fleet in the registry; empty: none.
-        options: See ``ModelServiceActor``.
+    weights wait for a policy that is stuck. ``store`` is the name of the ``WeightStore``; for the
+    other arguments see ``ModelServiceActor``.
     """
+
+    # The registry names the replica no more until it restarts.
+    _leaves_by = "suspend"
 
     def __init__(
         self,
@@ -84,7 +79,14 @@ class ModelReplica(EndpointActor[ModelServer]):
         **options: Unpack[ModelActorOptions],
     ) -> None:
         def serve() -> ModelServer:
-            self._store = find_weight_store(store)
+            try:
+                self._store = find_actor(store)
+            except ValueError as error:
+                raise EndpointUnreachableError(
+                    "the actor that stored the policy's weights has ended, because no program "
+                    "holds the fleet, or the handle of a single ModelServiceActor, any more; start "
+                    "the fleet again"
+                ) from error
             place, listen = actor_listening("ModelServiceActor", options, *_OF_OTHERS)
             # Before the policy is loaded, which may take long.
             checked_address(place, options.get("token"))
@@ -96,20 +98,21 @@ class ModelReplica(EndpointActor[ModelServer]):
             server = ModelServer(placed, _endpoint_id=endpoint_id, **of_server)
             try:
                 # Before any client can connect: after a restart, too, only the newest weights act.
-                for stored in get_result(self._store.newest.remote()):
-                    try:
-                        server.set_weights(get_result(stored.reference), version=stored.version)
-                        break
-                    except (PolicyError, EndpointUnreachableError) as error:
-                        logger.warning(
-                            "version %d of the weights is skipped: %s", stored.version, error
-                        )
+                self._load_newest(server)
                 return server.start()
             except BaseException:
                 server.stop(0.0)
                 raise
 
         super().__init__(serve, endpoint_id=endpoint_id, fleet=fleet)
+
+    def _load_newest(self, server: ModelServer) -> None:
+        for version, reference in get_result(self._store.newest.remote()):
+            try:
+                server.set_weights(get_result(reference), version=version)
+                return
+            except (PolicyError, EndpointUnreachableError) as error:
+                logger.warning("version %d of the weights is skipped: %s", version, error)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
@@ -118,24 +121,13 @@ class ModelReplica(EndpointActor[ModelServer]):
 
     @ray.method(max_task_retries=-1)
     def policy_version(self) -> int:
-        """Return the version of the weights that act; 0: the policy's original ones."""
         return self._running().policy_version
 
     @ray.method(concurrency_group="weights")
     def set_weights(self, weights: object, version: int | None = None) -> int:
-        """Replace the policy's weights, also for after a restart.
+        """Replace the policy's weights, also for after a restart; return the version that acts.
 
-        Args:
-            weights: The argument of the policy's ``set_weights``.
-            version: Version of these weights, an integer up to 2**63 - 1 that is larger than the
-                present one; default: one more than the present one.
-
-        Returns:
-            The version that acts from now on.
-
-        Raises:
-            PolicyError: The policy refuses the weights; the former ones act on.
-            ConfigurationError: The policy cannot take weights, or ``version`` is invalid.
+        For arguments and errors see ``NamedModelFleet.set_weights``.
         """
         floor = self._running().policy_version
         offered = get_result(offer(self._store, weights, version, floor))
@@ -156,21 +148,14 @@ class ModelReplica(EndpointActor[ModelServer]):
             ConfigurationError: The policy cannot take weights.
         """
         server = self._running()
-        newest = get_result(self._store.newest.remote())
-        if newest and newest[0].version > server.policy_version:
-            server.set_weights(get_result(newest[0].reference), version=newest[0].version)
+        for version, reference in get_result(self._store.newest.remote())[:1]:
+            if version > server.policy_version:
+                server.set_weights(get_result(reference), version=version)
         return server.policy_version
-
-    def _leave(self, heartbeat: Heartbeat) -> None:
-        heartbeat.suspend()
 
 
 class ModelActorFactory:
-    """Starts the actors of ``ModelServiceActor``, with the interface of a Ray actor class.
-
-    Args:
-        options: Ray's options of each actor (``num_cpus``, ``num_gpus``, ``resources``, ...).
-    """
+    """Starts the actors of ``ModelServiceActor``, with the interface of a Ray actor class."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -224,15 +209,6 @@ as the handle lives.
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """One version of a policy's weights."""
-
-    version: int
-    reference: Any
-    """ObjectRef of the weights. The store owns the object, which outlives the training."""
-
-
-@dataclass(frozen=True, slots=True)
 class FleetRecord:
     """Endpoint ids and token of a fleet, for programs that find it by its name."""
 
@@ -244,38 +220,33 @@ class WeightStore:
     """Holds the accepted weights of a policy, and those that are on offer.
 
     Weights are offered, tried by the replicas, and then either accepted, which frees the former
-    ones, or rejected. A replica that starts loads the newest that its policy accepts.
-
-    Args:
-        record: Record of the fleet; None for a single actor.
+    ones, or rejected. A replica that starts loads the newest that its policy accepts. Each version
+    is kept with an ObjectRef of its weights; the store owns the object, which outlives the
+    training. A single actor has no ``record``.
     """
 
     def __init__(self, record: FleetRecord | None = None) -> None:
         self._record = record
-        self._accepted: StoredWeights | None = None
-        self._offered: StoredWeights | None = None
+        self._accepted: tuple[int, Any] | None = None
+        self._offered: tuple[int, Any] | None = None
         self._last_version = 0
 
     def record(self) -> FleetRecord | None:
         return self._record
 
     def accepted_version(self) -> int:
-        """Return the version of the accepted weights; 0 at first."""
-        return self._accepted.version if self._accepted else 0
+        return self._accepted[0] if self._accepted else 0
 
     def offer(
         self, version: int | None, floor: int, names: Sequence[Any] | None, *parts: object
     ) -> int:
-        """Store weights as the present offer, in place of a former offer.
+        """Store weights as the present offer, in place of a former offer; return their version.
 
         Args:
             version: Version of the weights, an integer from 1 to 2**63 - 1; None: the next one.
             floor: The newest version that a replica is known to act with.
             names: Keys of the mapping whose values ``parts`` are; None: ``parts`` is one object.
             parts: Separate arguments, so that Ray resolves those that are references.
-
-        Returns:
-            The version.
 
         Raises:
             ConfigurationError: ``version`` is invalid, or not newer than the accepted one.
@@ -292,19 +263,19 @@ class WeightStore:
             )
         self._last_version = max(self._last_version, version)
         weights = parts[0] if names is None else dict(zip(names, parts, strict=True))
-        self._offered = StoredWeights(version, ray.put(weights))
+        self._offered = version, ray.put(weights)
         return version
 
     def accept(self, version: int) -> None:
         """Accept an offer, unless a newer one has replaced it."""
-        if self._offered is not None and self._offered.version == version:
+        if self._offered is not None and self._offered[0] == version:
             self._accepted, self._offered = self._offered, None
 
     def reject(self, version: int) -> None:
-        if self._offered is not None and self._offered.version == version:
+        if self._offered is not None and self._offered[0] == version:
             self._offered = None
 
-    def newest(self) -> list[StoredWeights]:
+    def newest(self) -> list[tuple[int, Any]]:
         """Return the offer and the accepted weights, as far as there are any, in that order."""
         return [stored for stored in (self._offered, self._accepted) if stored is not None]
 
@@ -312,12 +283,7 @@ class WeightStore:
 def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> Any:
     """Offer weights to a store; return the reference of its answer, the version.
 
-    Args:
-        store: Handle of the ``WeightStore`` actor.
-        weights: The weights, an object reference to them, or a mapping with references as
-            values.
-        version: See ``WeightStore.offer``.
-        floor: See ``WeightStore.offer``.
+    ``weights`` may be an object reference, or a mapping with references as values.
     """
     if isinstance(weights, Mapping):
         return store.offer.remote(version, floor, list(weights), *weights.values())
@@ -326,10 +292,6 @@ def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> A
 
 def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
     """Start a weight store; it lives as long as the handle that this returns.
-
-    Args:
-        name: Name of the actor, for ``find_weight_store``.
-        record: See ``WeightStore``.
 
     Raises:
         ValueError: The cluster has an actor of that name.
@@ -349,21 +311,6 @@ def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
     )
 
 
-def find_weight_store(name: str) -> Any:
-    """Return the weight store of that name.
-
-    Raises:
-        EndpointUnreachableError: There is none.
-    """
-    try:
-        return find_actor(name)
-    except ValueError as error:
-        raise EndpointUnreachableError(
-            "the actor that stored the policy's weights has ended, because no program holds the "
-            "fleet, or the handle of a single ModelServiceActor, any more; start the fleet again"
-        ) from error
-
-
 def place_on_device(
     policy: object,
     device: str,
@@ -374,14 +321,6 @@ def place_on_device(
     horizon: int | None = None,
 ) -> object:
     """Return a policy on its device, loaded first if it is named by a text.
-
-    Args:
-        policy: See ``ModelServiceActor``; likewise the others.
-        device: A device as torch names it, or "auto".
-        explore: For an RLlib checkpoint.
-        buckets: Sizes to which batches are padded.
-        inference: See ``TorchPolicy``.
-        horizon: See ``ModelServer``.
 
     Raises:
         ConfigurationError: The policy or the device does not exist, or the policy cannot run there.

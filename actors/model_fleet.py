@@ -48,11 +48,7 @@ def actor_name(fleet: str, endpoint_id: str = "") -> str:
 
 
 def find_replica(fleet: str, endpoint_id: str = "") -> Any:
-    """Return the handle of a fleet's replica; without an id that of its weight store.
-
-    Raises:
-        EndpointUnreachableError: The fleet does not exist, or has been stopped.
-    """
+    """Return the handle of a fleet's replica; without an id that of its weight store."""
     try:
         return find_actor(actor_name(fleet, endpoint_id))
     except ValueError as error:
@@ -185,7 +181,6 @@ class NamedModelFleet:
         return actors[replica]
 
     def _try(self, store: Any, offered: int, timeout_s: float) -> int:
-        """Have the replicas load an offer; return the newest version that acts."""
         tried = get_outcomes([actor.follow.remote() for actor in self.actors], timeout_s)
         versions = [outcome for outcome in tried if isinstance(outcome, int)]
         errors = [outcome for outcome in tried if isinstance(outcome, Exception)]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import ray
 
@@ -35,7 +35,6 @@ _FIRST_DELAY_S, _MAX_DELAY_S = 0.5, 30.0
 _SUPERSEDED_GRACE_S = 10.0
 """For the sessions of an endpoint whose id another incarnation has taken."""
 
-
 ACTOR_ADDRESS = Option(
     "``HOST:PORT``, or ``ListenOptions``. Default: a free port, with a token at the node's own "
     "address, without one on loopback.",
@@ -44,7 +43,6 @@ ACTOR_ADDRESS = Option(
 NOT_OF_ACTORS = frozenset({"allow_shutdown", "tls"})
 """Options of a server that an actor does not take: Ray would not notice that a client has stopped
 it, and its TLS is Ray's."""
-
 
 ServerT = TypeVar("ServerT", bound="EnvServer | ModelServer | GatewayServer | Registrar")
 EndpointT = TypeVar("EndpointT", bound="EnvServer | ModelServer")
@@ -57,8 +55,7 @@ class ServerActor(Generic[ServerT]):
     would reach callers as the text of a dead actor. After a restart the actor tries again, with
     growing pauses, until it serves: its former process may still hold the address.
 
-    Args:
-        serve: Makes and starts the server.
+    ``serve`` makes and starts the server.
     """
 
     def __init__(self, serve: Callable[[], ServerT]) -> None:
@@ -106,7 +103,6 @@ class ServerActor(Generic[ServerT]):
         return self._server
 
     def _retry(self, serve: Callable[[], ServerT]) -> None:
-        """Try to start the server until it serves; no caller waits for that."""
         pause_s = _FIRST_DELAY_S
         while self._failure is not None:
             _LOG.warning("a server cannot serve again yet: %s", self._failure)
@@ -124,12 +120,11 @@ class ServerActor(Generic[ServerT]):
 class EndpointActor(ServerActor[EndpointT]):
     """Hosts an endpoint of an environment or of a policy, and announces it to the registry.
 
-    Args:
-        serve: Makes and starts the server.
-        endpoint_id: Id in the registry; None: the actor does not announce itself.
-        fleet: Name of the endpoint's fleet in the registry; empty: none.
-        announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
+    For the arguments see ``EnvServiceActor``.
     """
+
+    _leaves_by: Literal["suspend", "retire"] = "retire"
+    """The registry's method for an endpoint that drains."""
 
     def __init__(
         self,
@@ -178,11 +173,8 @@ class EndpointActor(ServerActor[EndpointT]):
         """
         server = self._running()
         if self._heartbeat is not None:
-            self._leave(self._heartbeat)
+            self._heartbeat.leave(self._leaves_by)
         return server.drain(timeout_s)
-
-    def _leave(self, heartbeat: Heartbeat) -> None:
-        heartbeat.retire()
 
     def _begin(self) -> None:
         if self._announces:
@@ -203,9 +195,7 @@ class EndpointActor(ServerActor[EndpointT]):
 def dialable_address(wanted: str, bound: str) -> str:
     """Return a server's address for other machines: its node's, if it listens at all of them.
 
-    Args:
-        wanted: Where the operator has it listen.
-        bound: The server's own address.
+    ``wanted`` is where the operator has it listen, ``bound`` the server's own address.
     """
     if not is_wildcard(parse_address(wanted)):
         return bound
@@ -217,15 +207,8 @@ def actor_listening(
 ) -> tuple[str, ListenOptions]:
     """Return where an actor listens, and how.
 
-    Without an address it listens at its node's with a token, and on loopback without one.
-
-    Args:
-        owner: What the caller has called, for messages.
-        given: The options of the actor's server.
-        refused: The fields of ``ListenOptions`` that ``owner`` does not take.
-
-    Raises:
-        ConfigurationError: A field is given that ``owner`` does not take.
+    Without an address it listens at its node's with a token, and on loopback without one. For
+    ``owner`` and ``refused`` see ``listening``.
     """
     default = f"{ray.util.get_node_ip_address()}:0" if given.get("token") else "127.0.0.1:0"
     place, listen = listening(owner, given.get("address"), *refused, default=default)

@@ -884,8 +884,8 @@ FAULTS = (
         "actors",
         "Clients are still led to a replica that drains.",
         "actors/model_actor.py",
-        "        heartbeat.suspend()",
-        "        pass",
+        '_leaves_by = "suspend"',
+        '_leaves_by = "retire"',
         "tests/ray/test_model_fleet.py::test_a_drained_replica_is_named_no_more_until_it_restarts",
     ),
     Fault(

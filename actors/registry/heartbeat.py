@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.util.metrics import Counter, Gauge
@@ -33,15 +33,9 @@ _LOG = logging.getLogger(__name__)
 class Heartbeat:
     """Announces an endpoint, and renews its lease until ``end``.
 
-    Args:
-        endpoint_id: Id of the endpoint.
-        address: Address of the endpoint.
-        fleet: Name of its fleet in the registry; empty: none.
-        statistics: Returns the endpoint's statistics, for Ray's metrics and the registry; None: it
-            has none.
-        on_superseded: Called once, in the heartbeat's thread, when another incarnation holds the
-            id: Ray took this one's node for lost.
-        period_s: Time between renewals.
+    ``statistics`` returns what Ray's metrics and the registry get. ``on_superseded`` is called
+    once, in the heartbeat's thread, when another incarnation holds the id: Ray took this one's
+    node for lost.
     """
 
     def __init__(
@@ -57,7 +51,7 @@ class Heartbeat:
         self._on_superseded = on_superseded
         self._period_s = period_s
         self._stopped = threading.Event()
-        self._retained_calls: set[str] = set()
+        self._left_by: Literal["suspend", "retire", ""] = ""
         node_id = ray.get_runtime_context().get_node_id()
         self._registry = find_registry()
         incarnation = ray.get(self._registry.announce.remote(endpoint_id, address, fleet, node_id))
@@ -66,13 +60,12 @@ class Heartbeat:
         self._statistics = statistics
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
-    def suspend(self) -> None:
-        """Remove the endpoint's address from look-ups; its lease is renewed on."""
-        self._call_and_retain("suspend")
-
-    def retire(self) -> None:
-        """Get no new sessions, and have runners move the open ones; the lease is renewed on."""
-        self._call_and_retain("retire")
+    def leave(self, method: Literal["suspend", "retire"]) -> None:
+        """Have the registry suspend or retire the endpoint; its lease is renewed on."""
+        # A registry that restarts now gets the call again after ``resume``.
+        self._left_by = method
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._ask(method, self.record.endpoint_id)
 
     def end(self) -> None:
         """Stop the renewals, and have the registry drop this incarnation."""
@@ -107,15 +100,9 @@ class Heartbeat:
             return True
         if not self._ask("resume", record):
             return False
-        for method in sorted(self._retained_calls):
-            self._ask(method, record.endpoint_id)
+        if self._left_by:
+            self._ask(self._left_by, record.endpoint_id)
         return True
-
-    def _call_and_retain(self, method: str) -> None:
-        # A registry that restarts now gets the call again after ``resume``.
-        self._retained_calls.add(method)
-        with contextlib.suppress(ray.exceptions.RayError):
-            self._ask(method, self.record.endpoint_id)
 
     def _statistics_pair(self) -> StatisticsPair | None:
         try:
@@ -130,12 +117,7 @@ class Heartbeat:
 
 
 class EndpointMetrics:
-    """The Ray metrics of one endpoint. For one thread.
-
-    Args:
-        record: Record of the endpoint.
-        since: Statistics that the metrics do not count; None: they count everything.
-    """
+    """The Ray metrics of one endpoint, without what ``since`` counts already. For one thread."""
 
     def __init__(self, record: EndpointRecord, since: Statistics | None = None) -> None:
         self._tags = dict(zip(TAGS, (record.endpoint_id, record.fleet), strict=True))

@@ -541,7 +541,7 @@ def test_a_policy_without_weights_cannot_be_given_any() -> None:
 
 
 def newest(store: WeightStore) -> list[tuple[int, Any]]:
-    return [(kept.version, ray.get(kept.reference)) for kept in store.newest()]
+    return [(version, ray.get(reference)) for version, reference in store.newest()]
 
 
 def test_an_offer_stands_before_what_was_accepted_until_it_is_tried() -> None:
