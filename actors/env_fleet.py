@@ -179,16 +179,15 @@ class EnvFleet(StoppedAtExit):
 
         An endpoint that has moved to another node has another actor.
         """
-        manager = self._manager
-        return (
-            list(self._manager_result(manager.actors.remote(self._endpoint_ids))) if manager else []
-        )
+        if (manager := self._manager) is None:
+            return []
+        return list(self._manager_result(manager.actors.remote(self._endpoint_ids)))
 
     @property
     def resources(self) -> list[dict[str, float]]:
         """What Ray reserves for each endpoint, by Ray's names, in the order of ``addresses``."""
         return [
-            needs_of(self._placement.options_of(index)) for index in range(len(self._endpoint_ids))
+            needs_of(self._placement.options_of(each)) for each in range(len(self._endpoint_ids))
         ]
 
     def scale(self, num_endpoints: int, *, timeout_s: float | None = None) -> None:
@@ -252,11 +251,6 @@ class EnvFleet(StoppedAtExit):
             ray.kill(manager)
 
     def _manager_result(self, reference: Any, timeout_s: float | None = None) -> Any:
-        """Wait for an answer of the fleet manager.
-
-        Raises:
-            EndpointClosedError: The manager has ended.
-        """
         try:
             return get_result(reference, timeout_s)
         except EndpointUnreachableError as error:
@@ -285,10 +279,9 @@ class EnvFleet(StoppedAtExit):
             await_start(starting, "endpoints", [spec.options for spec in specs], timeout_s)
         except BaseException as error:
             # If the wait for the manager ends early, it starts the endpoints all the same.
-            served = [_serves(each) for each in starting] or [False] * count
-            lost = [
-                each.endpoint_id for each, is_up in zip(specs, served, strict=True) if not is_up
-            ]
+            pairs = zip(specs, starting, strict=False)
+            served = tuple(spec.endpoint_id for spec, each in pairs if _serves(each))
+            lost = [spec.endpoint_id for spec in specs if spec.endpoint_id not in served]
             try:
                 self._manager_result(manager.end.remote(lost), _STOP_TIMEOUT_S)
                 if self._manager is not manager:
@@ -297,12 +290,12 @@ class EnvFleet(StoppedAtExit):
                 if isinstance(error, RlmeshError):
                     raise closed from error
                 raise error from None
-            self._add(each for each, is_up in zip(specs, served, strict=True) if is_up)
+            self._endpoint_ids += served
             if isinstance(error, CapacityError) and self._endpoint_ids:
                 num_now = len(self._endpoint_ids)
                 raise CapacityError(f"{error}. The fleet has {num_now} endpoint(s) now") from error
             raise
-        self._add(specs)
+        self._endpoint_ids += tuple(spec.endpoint_id for spec in specs)
 
     def _next_spec(self, index: int) -> EndpointSpec:
         endpoint_id = f"{self._fleet}-{self._num_started}"
@@ -314,9 +307,6 @@ class EnvFleet(StoppedAtExit):
             replace(self._listen, address=self._addresses[index] if self._addresses else None),
             is_movable=self._placement.is_near(index),
         )
-
-    def _add(self, specs: Iterable[EndpointSpec]) -> None:
-        self._endpoint_ids += tuple(spec.endpoint_id for spec in specs)
 
     def _shrink(self, manager: Any, num_endpoints: int, timeout_s: float) -> None:
         room = num_endpoints * self._max_sessions
@@ -368,10 +358,6 @@ class EndpointOwner:
 
     The process that starts an actor owns it, and Ray ends the actor with its owner. Endpoints are
     moved at the request of a runner, so their owner cannot be the driver; this one ends with it.
-
-    Args:
-        fleet: Id of the fleet.
-        env: The environment of all endpoints, and the options that they share.
     """
 
     def __init__(self, fleet: str, env: SerializedEnv) -> None:
@@ -415,12 +401,7 @@ class EndpointOwner:
                 endpoint.is_placed = True
 
     async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
-        """Give endpoints no new sessions, and end each one after its last session.
-
-        Args:
-            endpoint_ids: Ids of the endpoints.
-            timeout_s: After how long sessions that are still open are cut off.
-        """
+        """Give endpoints no new sessions, and end each after its last one, or ``timeout_s``."""
         for endpoint_id in endpoint_ids:
             endpoint = self._endpoints.get(endpoint_id)
             if endpoint is None or endpoint.is_leaving:
@@ -457,38 +438,36 @@ class EndpointOwner:
 
     async def _move_to(self, endpoint: ManagedEndpoint, node_id: str) -> None:
         """Start an endpoint on a node and end its former actor; without room it stays."""
-        if not self._has_room(node_id, endpoint.spec.options):
+        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
+            return
+        if not fits(needs_of(endpoint.spec.options), free_resources(node_id)):
             return
         actor = None
         try:
-            async with asyncio.timeout(_MOVE_TIMEOUT_S):
-                description = await endpoint.actor.describe.remote()
-            if description["node_id"] == node_id or description["num_sessions"]:
-                return
-            # Elsewhere at once if that node is full all the same, or lost later.
-            on_node = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
-            changes = {"scheduling_strategy": on_node}
-            actor = self._actor(endpoint.spec, changes, announces=False)
-            async with asyncio.timeout(_MOVE_TIMEOUT_S):
-                description = await actor.describe.remote()
-            if description["node_id"] == node_id and not endpoint.is_leaving:
-                # The new actor counts from here on, even if the call fails: the registry may have
-                # its record already, and the former actor would then end itself.
-                actor, endpoint.actor = endpoint.actor, actor
+            with contextlib.suppress(TimeoutError, RlmeshError, ray.exceptions.RayError):
                 async with asyncio.timeout(_MOVE_TIMEOUT_S):
-                    await endpoint.actor.announce.remote()
-                return
-            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
-        except (TimeoutError, RlmeshError, ray.exceptions.RayError):
+                    former = await endpoint.actor.describe.remote()
+                if former["node_id"] == node_id or former["num_sessions"]:
+                    return
+                # Elsewhere at once if that node is full all the same, or lost later.
+                on_node = NodeAffinitySchedulingStrategy(
+                    node_id, soft=True, _spill_on_unavailable=True
+                )
+                changes = {"scheduling_strategy": on_node}
+                actor = self._actor(endpoint.spec, changes, announces=False)
+                async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                    moved = await actor.describe.remote()
+                if moved["node_id"] == node_id and not endpoint.is_leaving:
+                    # The new actor counts from here on, even if the call fails: the registry may
+                    # have its record already, and the former actor would then end itself.
+                    actor, endpoint.actor = endpoint.actor, actor
+                    async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                        await endpoint.actor.announce.remote()
+                    return
             self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
         finally:
             if actor is not None:  # the one that is not kept
                 ray.kill(actor)
-
-    def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
-        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
-            return False
-        return fits(needs_of(options), free_resources(node_id))
 
     async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
         async with endpoint.moving:  # after a move the new actor is drained

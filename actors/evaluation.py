@@ -117,11 +117,6 @@ class FleetEndpoint:
         return 1
 
     def address(self, index: int) -> str:
-        """Return the endpoint's present address.
-
-        Raises:
-            EndpointUnreachableError: The endpoint is not announced.
-        """
         return self.fleet.address(self.index)
 
 
@@ -290,13 +285,7 @@ class _Coordinator:
 
 
 def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
-    """Return each worker's endpoints: its own share of the environment's, all of the model's.
-
-    Raises:
-        ConfigurationError: ``num_workers`` is less than 1, no endpoint is named, or one cannot be
-            sent to another process.
-        EndpointError: A fleet's endpoints are not known now.
-    """
+    """Return each worker's endpoints: its own share of the environment's, all of the model's."""
     envs = _parts(env)
     models = None if callable(model) else _parts(model)
     for kind, parts in (("environment", envs), ("model", models)):

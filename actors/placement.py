@@ -55,17 +55,11 @@ class Placement:
         num_endpoints: int,
         nodes: Collection[str],
     ) -> Self:
-        """Return the placement of a fleet, if its options are valid.
-
-        Args:
-            where: ``"near"``, ``"spread"``, or node ids.
-            resources: ``num_cpus`` and ``num_gpus`` of each endpoint.
-            options: Further options of the actors.
-            num_endpoints: Number of mappings in ``options``, if it is a sequence.
-            nodes: Ids of the nodes that are alive.
+        """Return the placement of a fleet, given ``num_cpus`` and ``num_gpus`` of each endpoint.
 
         Raises:
-            ConfigurationError: ``where`` names no node, or ``options`` are not one for each.
+            ConfigurationError: ``where`` names none of the ``nodes`` that are alive, or ``options``
+                are not one for each.
         """
         if isinstance(options, Mapping) or options is None:
             each: tuple[Mapping[str, Any], ...] = (options or {},)
@@ -111,12 +105,7 @@ class Placement:
 def require_resources(
     actor_options: object, *, is_per_endpoint: bool = False, **amounts: object
 ) -> None:
-    """Require that the resources and options of a fleet's actors are such as Ray takes.
-
-    Args:
-        actor_options: A mapping, or None.
-        is_per_endpoint: Whether ``actor_options`` may also be a list of mappings.
-        amounts: ``num_cpus`` and ``num_gpus``.
+    """Require that the options and resources (``amounts``) of actors are such as Ray takes.
 
     Raises:
         ConfigurationError: One of them is not.
@@ -141,13 +130,8 @@ def checked_addresses(
 ) -> tuple[str, ...] | None:
     """Return the addresses that a fleet's actors listen on; None: each chooses a free port.
 
-    Args:
-        addresses: As the caller gave them.
-        count: Number of actors.
-        what: Name of one of them, for error messages.
-
     Raises:
-        ConfigurationError: ``addresses`` are not one for each.
+        ConfigurationError: ``addresses`` are not one for each of ``count`` actors.
     """
     if addresses is None:
         return None
@@ -192,7 +176,6 @@ def may_grow() -> bool:
 
 
 def is_unplaced(needs: Resources) -> bool:
-    """Return whether an actor with these needs waits for a node, as far as Ray knows."""
     if not any(fits(needs, node) for node in node_resources()):
         return True
     pending = pending_bundles()
@@ -230,6 +213,7 @@ def await_start(
     deadline_s = time.monotonic() + timeout_s
     notice_s = time.monotonic() + _FIRST_NOTICE_S
     waiting = list(starting)
+    options_of = dict(zip(starting, options, strict=False))
     # One at a time: an actor that never gets a node must not hide the failure of another one.
     while waiting and (left_s := deadline_s - time.monotonic()) > 0:
         ready, waiting = ray.wait(
@@ -237,7 +221,7 @@ def await_start(
         )
         _require_success(ready, waiting, what)
         if waiting and time.monotonic() >= notice_s:
-            needs = needs_of(options[list(starting).index(waiting[0])])
+            needs = needs_of(options_of[waiting[0]])
             is_reported = is_unplaced(needs)
             if is_reported:
                 _LOG.warning(
@@ -252,7 +236,7 @@ def await_start(
             notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_reported else _FIRST_NOTICE_S)
     if not waiting:
         return
-    late = options[list(starting).index(waiting[0])]
+    late = options_of[waiting[0]]
     needs = needs_of(late)
     remedy = (
         "so they start slowly, or die while they start (see Ray's log): raise start_timeout_s, or "

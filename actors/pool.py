@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -112,8 +113,7 @@ class EnvPool(StoppedAtExit):
                 f"the cluster has a pool {name!r} already; use it (EnvPool.find({name!r})), or "
                 "give this one another name"
             ) from error
-        self._is_own = True
-        self._use(actor, name)
+        self._use(actor, name, is_own=True)
 
     @classmethod
     def find(cls, name: str) -> Self:
@@ -130,13 +130,13 @@ class EnvPool(StoppedAtExit):
                 f"the cluster has no pool {name!r}; start it: rlmesh-ray pool {name}"
             ) from error
         found = cls.__new__(cls)
-        found._is_own = False
-        found._use(actor, name)
+        found._use(actor, name, is_own=False)
         return found
 
-    def _use(self, actor: Any, name: str) -> None:
+    def _use(self, actor: Any, name: str, *, is_own: bool) -> None:
         self.name = name
         self.actor = actor
+        self._is_own = is_own
         try:
             self._info: PoolInfo = get_result(actor.info.remote(), _ANSWER_S)
         except BaseException:
@@ -228,14 +228,11 @@ class EnvPool(StoppedAtExit):
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """What the clients of a pool need to know."""
+    """What the clients of a pool need to know; see the properties of ``EnvPool``."""
 
     address: str
-    """Address of the registrar."""
     secret: str | None = field(repr=False)
-    """Secret from which clients derive endpoints' tokens; no endpoint can register with it."""
     endpoint_tls: ClientTlsSource | None
-    """TLS files for dialing the endpoints; None: plain text."""
 
 
 @dataclass(slots=True)
@@ -249,12 +246,9 @@ class PoolMember:
     _metrics: EndpointMetrics | None = None
 
     def publish(self) -> StatisticsPair | None:
-        """Update the metrics with the last report; return this and the former. For one thread.
+        """Update the metrics with the last report; return this and the former, or None.
 
-        Metrics do not count what the endpoint did before it joined the pool.
-
-        Returns:
-            None if there is no new report.
+        Metrics do not count what the endpoint did before it joined the pool. For one thread.
         """
         latest, self.latest = self.latest, None
         if latest is None:
@@ -265,28 +259,42 @@ class PoolMember:
         return self._metrics.feed(latest)
 
 
-class PoolMembership:
-    """Keeps a pool's endpoints in the cluster's registry, and renews their leases.
+@ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"stop": 1})
+class PoolActor(ServerActor[Registrar]):
+    """Runs the registrar of an ``EnvPool``, and is its ``PoolRegistry``.
 
-    Args:
-        pool: Name of the pool.
-        secret: Secret of the pool; None: it has none.
-        endpoint_tls: TLS files for dialing the endpoints; None: plain text.
+    It keeps the pool's endpoints in the cluster's registry, and renews their leases.
     """
 
-    def __init__(self, pool: str, secret: str | None, endpoint_tls: ClientTlsSource | None) -> None:
+    def __init__(
+        self,
+        pool: str,
+        address: str,
+        secret: str | None,
+        tls: TlsSource | None,
+        endpoint_tls: ClientTlsSource | None,
+    ) -> None:
         self._pool = pool
         self._secret = secret
-        self._tls = endpoint_tls
+        self._info = PoolInfo(address, secret and client_secret(secret, pool), endpoint_tls)
         self._registry = shared_registry()
         self._lock = threading.Lock()
         self._present: dict[str, PoolMember] = {}
+        self._stopping = threading.Event()
+        super().__init__(
+            lambda: Registrar(pool, self, address=address, secret=secret, tls=tls).start()
+        )
+
+    def info(self) -> PoolInfo:
+        """Return what the clients of the pool need; RlmeshError: the registrar has not started."""
+        bound = self._running().address
+        return replace(self._info, address=dialable_address(self._info.address, bound))
 
     def check(self, endpoint_id: str, address: str) -> EnvContract:
         token = self._secret and endpoint_token(self._secret, self._pool, endpoint_id)
         try:
             contract = shake_hands(
-                ConnectOptions(address, token, self._tls, timeout_s=_TIMEOUT_S)
+                ConnectOptions(address, token, self._info.endpoint_tls, timeout_s=_TIMEOUT_S)
             ).contract
         except AccessDeniedError as error:
             raise ConfigurationError(
@@ -325,30 +333,14 @@ class PoolMembership:
         if member is not None:
             member.latest = statistics
 
-    def clear(self) -> None:
+    @ray.method(concurrency_group="stop")
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Stop listening, and take all endpoints out of the registry."""
+        self._stopping.set()
+        super().stop(grace_s)
         with self._lock:
             for endpoint_id in list(self._present):
                 self._withdraw(endpoint_id)
-
-    def renew(self) -> None:
-        """Renew the leases of all endpoints.
-
-        Raises:
-            RayError: The registry cannot be reached.
-        """
-        with self._lock:
-            members = list(self._present.values())
-            asked = [
-                self._registry.renew.remote(
-                    each.record.endpoint_id, each.record.incarnation, each.publish()
-                )
-                for each in members
-            ]
-            renewed = ray.get(asked, timeout=_TIMEOUT_S)
-            # A registry that has restarted has lost them.
-            lost = [each for each, is_known in zip(members, renewed, strict=True) if not is_known]
-            resumed = [self._registry.resume.remote(each.record) for each in lost]
-            ray.get(resumed, timeout=_TIMEOUT_S)
 
     def _withdraw(self, endpoint_id: str) -> None:
         member = self._present.pop(endpoint_id, None)
@@ -357,50 +349,27 @@ class PoolMembership:
             withdrawing = self._registry.withdraw.remote(record.endpoint_id, record.incarnation)
             get_result(withdrawing, _TIMEOUT_S)
 
-
-@ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"stop": 1})
-class PoolActor(ServerActor[Registrar]):
-    """Runs the registrar of an ``EnvPool``; for its arguments see there."""
-
-    def __init__(
-        self,
-        pool: str,
-        address: str,
-        secret: str | None,
-        tls: TlsSource | None,
-        endpoint_tls: ClientTlsSource | None,
-    ) -> None:
-        def serve() -> Registrar:
-            self._members = PoolMembership(pool, secret, endpoint_tls)
-            return Registrar(pool, self._members, address=address, secret=secret, tls=tls).start()
-
-        self._info = PoolInfo(address, secret and client_secret(secret, pool), endpoint_tls)
-        self._stopping = threading.Event()
-        super().__init__(serve)
-
-    def info(self) -> PoolInfo:
-        """Return what the clients of the pool need to know.
-
-        Raises:
-            RlmeshError: The registrar could not be started.
-        """
-        bound = self._running().address
-        return replace(self._info, address=dialable_address(self._info.address, bound))
-
-    @ray.method(concurrency_group="stop")
-    def stop(self, grace_s: float = 0.0) -> None:
-        """Stop listening, and take all endpoints out of the registry."""
-        self._stopping.set()
-        super().stop(grace_s)
-        self._members.clear()
-
     def _begin(self) -> None:
-        threading.Thread(target=self._renew, name="renewals", daemon=True).start()
+        threading.Thread(target=self._renew_periodically, name="renewals", daemon=True).start()
 
-    def _renew(self) -> None:
+    def _renew_periodically(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             try:
-                self._members.renew()
+                with self._lock:
+                    self._renew(list(self._present.values()))
             except ray.exceptions.RayError as error:
                 # Ray restarts the registry before the leases end.
                 _LOG.warning("the registry does not answer: %s", str(error).splitlines()[0])
+
+    def _renew(self, members: Sequence[PoolMember]) -> None:
+        asked = [
+            self._registry.renew.remote(
+                each.record.endpoint_id, each.record.incarnation, each.publish()
+            )
+            for each in members
+        ]
+        renewed = ray.get(asked, timeout=_TIMEOUT_S)
+        # A registry that has restarted has lost them.
+        lost = [each for each, is_known in zip(members, renewed, strict=True) if not is_known]
+        resumed = [self._registry.resume.remote(each.record) for each in lost]
+        ray.get(resumed, timeout=_TIMEOUT_S)

@@ -112,10 +112,6 @@ def durable(name: str, value: object) -> object:
     Ray keeps small arguments with the actor. An object in Ray's store lives only as long as a
     reference to it: the caller keeps the result as long as the actor may restart.
 
-    Args:
-        name: Name of the value, for error messages.
-        value: The value; text is returned as it is.
-
     Raises:
         ConfigurationError: ``value`` cannot be pickled.
     """

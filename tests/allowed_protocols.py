@@ -22,7 +22,7 @@ ALLOWED_PROTOCOLS = {
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",
     "Policy": "TorchPolicy, RllibPolicy and others, also those of users",
-    "PoolRegistry": "keeps the server from actors, which have PoolMembership",
+    "PoolRegistry": "keeps the server from actors, which have PoolActor",
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
