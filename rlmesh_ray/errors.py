@@ -1,33 +1,4 @@
-"""The exceptions of this package, as a tree.
-
-* RlmeshError
-    * ConfigurationError: an argument or option cannot be honoured
-        * AddressError: an address cannot be used (malformed, not loopback without a token)
-            * ListenError: a server cannot listen there (in use, not this machine's)
-        * UnsupportedSpaceError: a space (or value kind) that the contract cannot express
-        * ContractMismatchError: two contracts differ in width, spaces or autoreset mode
-        * MissingPackageError (an ImportError, too): a package that it needs is not installed
-    * ConformanceError: a value does not conform to its space
-    * CodecError: a value that cannot be sent, or bytes that do not decode
-    * ProtocolError: a message violates the rules of the session
-        * LocalProtocolError: this side sent it; fix the caller
-        * RemoteProtocolError: the peer sent it; answer with an in-band error
-    * HandshakeRefusedError: the peers do not share a generation or an edition
-    * EndpointError: an endpoint, or the connection to it, fails
-        * EndpointUnreachableError: nothing answers at the address
-        * EndpointLostError: the session broke or had to be abandoned; its lanes are gone
-        * EndpointTimeoutError: no answer in time
-        * EndpointClosedError: this side has closed the session
-        * AccessDeniedError: the endpoint requires another token, or TLS
-        * CapacityError: the endpoint has no free session
-        * EvaluationInterruptedError: no endpoint is left to run an evaluation's episodes
-    * RemoteError: the peer answered a request with an in-band error
-        * RemoteEnvError: ... from an EnvService
-        * RemoteModelError: ... from a ModelService
-    * EnvStartError: an environment could not be created; carries the worker's traceback
-    * PolicyError: a policy could not be loaded or failed while predicting
-
-* ConfigurationWarning: the only warning; an option works, but probably not as intended
+"""The exceptions of this package; docs/reference/errors.md shows them as a tree.
 
 Errors travel between Ray processes, so each one keeps all its constructor arguments
 in ``args`` and survives pickling.

@@ -12,10 +12,7 @@ from typing import BinaryIO, Literal
 
 MOST_BYTES = 64 * 2**20
 """Of a file that is read at one time, unless its reader says otherwise."""
-_MODES = {
-    "rb": os.O_RDONLY,
-    "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-}
+_MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 _IRREGULAR = "it is not a regular file"
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
@@ -27,17 +24,10 @@ _REASONS = {
 
 
 def open_file(path: Path, below: Path | None = None, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
-    """Open a regular file.
+    """Open a regular file; OSError: it cannot be opened, or is of another kind.
 
-    Args:
-        path: The file.
-        below: A folder that ``path`` begins with: no symbolic link below it is followed. None: all
-            links are. Systems that cannot open a file relative to a folder (Windows) follow them,
-            too.
-        mode: ``"rb"`` or ``"ab"``.
-
-    Raises:
-        OSError: It cannot be opened, or it is not a regular file.
+    No symbolic link below the folder ``below``, with which ``path`` begins, is followed. Systems
+    that cannot open a file relative to a folder (Windows) follow them nevertheless.
     """
     descriptor = _descriptor(path, below, _MODES[mode])
     try:
@@ -50,11 +40,7 @@ def open_file(path: Path, below: Path | None = None, mode: Literal["rb", "ab"] =
 
 
 def read_file(path: Path, most_bytes: int = MOST_BYTES, below: Path | None = None) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: See ``open_file``; or it is larger than ``most_bytes``.
-    """
+    """Return the content of a regular file; OSError: as ``open_file``, or it is larger."""
     with open_file(path, below) as file:
         is_larger = os.fstat(file.fileno()).st_size > most_bytes
         data = b"" if is_larger else file.read(most_bytes + 1)
@@ -64,11 +50,7 @@ def read_file(path: Path, most_bytes: int = MOST_BYTES, below: Path | None = Non
 
 
 def require_plain_files(folder: Path) -> None:
-    """Require that others can read a folder without waiting: it holds files and folders alone.
-
-    Raises:
-        OSError: Something in it is neither, such as a pipe.
-    """
+    """Require that others can read a folder without waiting; OSError: it holds a pipe or such."""
     for name, _, files in os.walk(folder):
         for path in (os.path.join(name, file) for file in files):
             if os.path.exists(path) and not os.path.isfile(path):
@@ -76,11 +58,7 @@ def require_plain_files(folder: Path) -> None:
 
 
 def list_folder(path: Path, below: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, and those of the rest; see ``open_file``.
-
-    Raises:
-        OSError: It cannot be read, or it is not a folder.
-    """
+    """Return the names of the folders in a folder, and those of the rest; see ``open_file``."""
     if os.scandir not in os.supports_fd:
         return _listed(path)
     descriptor = _descriptor(path, below, os.O_RDONLY | _FOLDER)

@@ -4,15 +4,11 @@ By default gRPC's core ("event engine") reads in threads of its own, which wake 
 waiting thread; for small messages those wake-ups dominate. With the older I/O a thread that waits
 for a message reads the socket, and only gRPC's backup timer reads for a client that waits for
 nothing, as while a runner learns; its period is set so that pings are answered in time, else
-sessions would end.
+sessions would end. To measure: ``python -m benchmarks serving`` and ``stepping``, with and without
+``GRPC_EXPERIMENTS=,`` in front, which keeps gRPC's default.
 
 gRPC reads its environment variables once, at its import, so this package imports gRPC through this
 module only. Where a program has imported it before, gRPC keeps its default, and is slower.
-
-To measure: ``python -m benchmarks serving`` and ``stepping``, with and without
-``GRPC_EXPERIMENTS=,`` in front, which keeps gRPC's default. The variables are documented in
-``doc/environment_variables.md`` and ``src/core/lib/experiments/experiments.yaml`` of
-github.com/grpc/grpc.
 """
 
 import contextlib
@@ -75,18 +71,14 @@ _kept_in_forks: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def is_fork() -> bool:
-    """Return whether this process was forked from one that had used gRPC."""
     return _user_pid not in (0, os.getpid())
 
 
 def require_no_fork() -> None:
-    """Note that this process uses gRPC from now on, unless it was forked from one that did.
+    """Note that this process uses gRPC from now on; in a fork of one that did, refuse it.
 
     gRPC's threads do not exist in a fork, and its sockets are shared: calls would wait for ever
     there, and break the connections of the parent.
-
-    Raises:
-        ConfigurationError: This process was forked from one that had used gRPC.
     """
     global _user_pid
     if is_fork():
@@ -145,20 +137,12 @@ _SERVER_OPTIONS: tuple[Option, ...] = (
 
 
 def channel_options(max_receive_bytes: int = -1) -> list[Option]:
-    """Return the options of a client's channel.
-
-    Args:
-        max_receive_bytes: Size of the largest message to accept; -1: without limit.
-    """
+    """Return the options of a client's channel; -1: it receives messages of any size."""
     received = ("grpc.max_receive_message_length", max_receive_bytes)
     return [*_COMMON_OPTIONS, *_CHANNEL_OPTIONS, received]
 
 
 def server_options(max_receive_bytes: int) -> list[Option]:
-    """Return the options of a server; ``server.endpoint.gate`` adds those of its connections.
-
-    Args:
-        max_receive_bytes: Size of the largest message to accept.
-    """
+    """Return the options of a server; ``server.endpoint.gate`` adds those of its connections."""
     received = ("grpc.max_receive_message_length", max_receive_bytes)
     return [*_COMMON_OPTIONS, *_SERVER_OPTIONS, received]

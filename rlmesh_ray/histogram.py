@@ -17,10 +17,7 @@ DURATION_BOUNDS_NS = (
 """Bucket bounds from 10 us to 10 s: no bucket is wider than 2.5 times its lower bound."""
 BATCH_BOUNDS_ROWS = tuple(2**power for power in range(13))
 """Bucket bounds from 1 to 4096 rows."""
-
-
 CounterArray = list[int] | memoryview
-"""A mutable sequence of integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +78,7 @@ class Histogram:
 
 
 class HistogramCounter:
-    """Writer of a histogram of integers.
-
-    Args:
-        bounds: See ``Histogram``.
-        counters: Memory of ``num_counters(bounds)`` zeros to count in; default: a new list.
-    """
+    """Writer of a histogram of integers, to ``counters``: ``num_counters(bounds)`` zeros."""
 
     __slots__ = ("_bounds", "_counters")
 
@@ -105,17 +97,13 @@ class HistogramCounter:
 
 
 def num_counters(bounds: Sequence[int]) -> int:
-    """Return the number of integers that a ``HistogramCounter`` needs."""
-    return len(bounds) + 2
+    return len(bounds) + 2  # one for the values above all bounds, one for the sum
 
 
 def histogram_of(bounds: Sequence[int], reading: Sequence[int], unit: int = 1) -> Histogram:
-    """Return what a ``HistogramCounter`` has counted.
+    """Return what a ``HistogramCounter`` has read, or the sum of several; in another ``unit``.
 
-    Args:
-        bounds: Bucket bounds of the counter.
-        reading: Result of ``HistogramCounter.read``, or the sum of several.
-        unit: Divisor of bounds and total: ``NS_PER_S`` turns nanoseconds into seconds.
+    ``NS_PER_S`` turns nanoseconds into seconds.
     """
     *counts, total = reading
     return Histogram(tuple(bound / unit for bound in bounds), tuple(counts), total / unit)

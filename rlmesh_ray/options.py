@@ -1,6 +1,7 @@
 """What an option is, validation of its values, and defaults that several rooms share.
 
-Options are checked where the caller passes them, not where they are used.
+Options are checked where the caller passes them, not where they are used. What checks a value
+raises a ConfigurationError that names the option.
 """
 
 import enum
@@ -22,15 +23,14 @@ DEFAULT_STEP_TIMEOUT_S = 60.0
 DEFAULT_RESET_TIMEOUT_S = 300.0
 """Longest wait of every client for a reset of its lanes, also for those that a step contains."""
 DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
-"""Longest wait of an EnvRunner for one answer: half of RLlib's ``sample_timeout_s``. A
-runner whose endpoint hangs then returns its other steps before RLlib drops its sample."""
+"""Of an EnvRunner: half of RLlib's ``sample_timeout_s``. A runner whose endpoint hangs then returns
+its other steps before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 FORK_REMEDY = (
     "start processes by spawn (multiprocessing.get_context('spawn'), AsyncVectorEnv(..., "
     "context='spawn'), DataLoader(..., multiprocessing_context='spawn')), or fork before the "
     "first connection or server is opened"
 )
-"""The remedy for a process that was forked too late."""
 KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S = 10, 5
 """How long a connection may be silent before its peer is probed, and how long the peer may take to
 answer; of gRPC and of direct TCP connections."""
@@ -48,22 +48,13 @@ TRANSPORTS = tuple(_ALLOWED_BY)
 
 
 def as_int(name: str, value: object) -> int:
-    """Return a whole number (an int or a NumPy integer) as an int.
-
-    Raises:
-        ConfigurationError: ``value`` is not a whole number.
-    """
+    """Return a whole number (an int or a NumPy integer) as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigurationError(f"{name}={value!r} must be a whole number")
     return int(value)
 
 
 def as_seed(value: object) -> int:
-    """Return a seed as an int.
-
-    Raises:
-        ConfigurationError: ``value`` is not a whole number, or below 0.
-    """
     seed = as_int("seed", value)
     if seed < 0:
         raise ConfigurationError(f"seed={seed} must be 0 or more")
@@ -71,22 +62,13 @@ def as_seed(value: object) -> int:
 
 
 def require_flag(name: str, value: object, *, allow_none: bool = False) -> None:
-    """Require that an option is True or False.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
     if not isinstance(value, bool) and not (allow_none and value is None):
         choices = "True, False or None" if allow_none else "True or False"
         raise ConfigurationError(f"{name}={value!r:.40} must be {choices}")
 
 
 def as_names(name: str, values: object) -> tuple[str, ...]:
-    """Return an option that takes several names, each once.
-
-    Raises:
-        ConfigurationError: It is a single text, or no collection of texts.
-    """
+    """Return an option that takes several names, each once; a single text is refused."""
     if isinstance(values, str):
         raise ConfigurationError(f"{name}={values!r} must be several names: ({values!r},)")
     if not isinstance(values, Collection) or not all(isinstance(each, str) for each in values):
@@ -95,14 +77,7 @@ def as_names(name: str, values: object) -> tuple[str, ...]:
 
 
 def allowed_transports(transport: object) -> frozenset[str]:
-    """Return the transports that an option allows besides the Join stream.
-
-    Args:
-        transport: ``"auto"``, ``"shared_memory"``, ``"tcp"`` or ``"grpc"`` (none besides it).
-
-    Raises:
-        ConfigurationError: ``transport`` is none of these.
-    """
+    """Return which of ``SHARED_MEMORY`` and ``TCP`` an option allows besides the Join stream."""
     if not isinstance(transport, str) or transport not in _ALLOWED_BY:
         raise ConfigurationError(
             f"transport={transport!r:.40} is not one of {', '.join(TRANSPORTS)}"
@@ -112,38 +87,21 @@ def allowed_transports(transport: object) -> frozenset[str]:
 
 INFERENCES = ("auto", "torch", "compiled")
 """How a policy's module is run: in torch, or compiled for ONNX Runtime."""
-
-
 FIRST, KEPT = CHUNK_REPLAYS = ("first", "kept")
 """What clients that take one action get of a policy that chooses several; see ``ModelServer``."""
 
 
 def require_inference(value: object) -> None:
-    """Require that an option is one of ``INFERENCES``.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
     if not isinstance(value, str) or value not in INFERENCES:
         raise ConfigurationError(f"inference={value!r:.40} is not one of {', '.join(INFERENCES)}")
 
 
 def require_count(name: str, value: object) -> None:
-    """Require that an option is a whole number, 1 or more.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
 
 
 def require_finite(name: str, value: object) -> None:
-    """Require that an option is a number, neither NaN nor infinite.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
     number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not -math.inf < number < math.inf:
         raise ConfigurationError(f"{name}={value!r:.40} must be a finite number")
@@ -154,29 +112,18 @@ MAX_HORIZON = 1024
 
 
 def as_horizon(value: object) -> int:
-    """Return how many actions a policy chooses at once as an int.
-
-    Raises:
-        ConfigurationError: ``value`` is not a whole number from 1 to ``MAX_HORIZON``.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Integral)
-        or not 1 <= int(value) <= MAX_HORIZON
-    ):
+    """Return how many actions a policy chooses at once as an int."""
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else 0
+    if not 1 <= number <= MAX_HORIZON:
         raise ConfigurationError(
             f"horizon={value!r:.40} must be a whole number of actions from 1 to {MAX_HORIZON}; "
             "leave it out for a policy that chooses one action at a time"
         )
-    return int(value)
+    return number
 
 
 def as_reset_options(options: object) -> dict[str, Any]:
-    """Return the ``options`` of a reset as a new dict, which is empty for None.
-
-    Raises:
-        ConfigurationError: ``options`` is not a mapping.
-    """
+    """Return the ``options`` of a reset as a new dict, which is empty for None."""
     if options is None:
         return {}
     if not isinstance(options, Mapping):
@@ -192,26 +139,7 @@ def require_seconds(
     allow_infinite: bool = False,
     most_s: float = _LONGEST_S,
 ) -> None:
-    """Require that an option is a number of seconds, by default finite and above 0.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    problem = seconds_problem(
-        value, allow_zero=allow_zero, allow_infinite=allow_infinite, most_s=most_s
-    )
-    if problem:
-        raise ConfigurationError(f"{name}={value!r} {problem}")
-
-
-def seconds_problem(
-    value: object,
-    *,
-    allow_zero: bool = False,
-    allow_infinite: bool = False,
-    most_s: float = _LONGEST_S,
-) -> str:
-    """Return why ``value`` is no valid number of seconds, to follow it; empty where it is one."""
+    """Require that an option is a number of seconds, by default finite and above 0."""
     seconds = math.nan  # every comparison with NaN is False
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
@@ -220,11 +148,12 @@ def seconds_problem(
             seconds = math.inf
     is_enough = seconds >= 0 if allow_zero else seconds > 0
     if is_enough and (allow_infinite or seconds <= most_s):
-        return ""
+        return
     if is_enough and seconds < math.inf:
-        return f"must be at most {most_s:g} seconds"
+        raise ConfigurationError(f"{name}={value!r} must be at most {most_s:g} seconds")
     kind = "number of seconds" if allow_infinite else "finite number of seconds"
-    return f"must be a {kind}{', 0 or more' if allow_zero else ' above 0'}"
+    least = ", 0 or more" if allow_zero else " above 0"
+    raise ConfigurationError(f"{name}={value!r} must be a {kind}{least}")
 
 
 class Group(enum.StrEnum):
@@ -270,11 +199,7 @@ class Option:
     """What ``--help`` shows in place of the default; False: nothing."""
 
     def require(self, name: str, value: object) -> None:
-        """Require a possible value; None is possible where it is the default.
-
-        Raises:
-            ConfigurationError: ``value`` is not possible.
-        """
+        """Require a possible value; None is possible where it is the default."""
         if value is None and self.default is None:
             return
         if self.check is not None:
@@ -327,10 +252,9 @@ _TakerT = TypeVar("_TakerT", bound=Callable[..., Any])
 
 
 def declared(table: type[Any]) -> dict[str, tuple[Any, Option]]:
-    """Return type and ``Option`` of each option of a table, by name, in groups.
+    """Return type and ``Option`` of each option of a ``TypedDict`` or data class, in groups.
 
-    A table is a ``TypedDict`` or a data class. A type whose module is not to be loaded for that
-    stays a text.
+    A type whose module is not to be loaded for that stays a text.
     """
     found = {
         name: (getattr(each.__origin__, "__forward_arg__", each.__origin__), each.__metadata__[0])
@@ -341,7 +265,6 @@ def declared(table: type[Any]) -> dict[str, tuple[Any, Option]]:
 
 
 def takes_several(kind: object) -> bool:
-    """Return whether an option of a type takes several values; its flag is given once for each."""
     return "Collection" in str(kind)
 
 
@@ -357,11 +280,6 @@ def flag_name(name: str, kind: object, option: Option) -> str:
 
 def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
     """Return the options of a ``TypedDict``: those given, and the defaults of the others.
-
-    Args:
-        owner: What the caller has called, for messages.
-        table: The ``TypedDict``.
-        given: What the caller has given.
 
     Raises:
         TypeError: ``given`` names an option that there is not; the message names the nearest one,
@@ -396,18 +314,26 @@ def removed_option(name: str) -> str:
 
 def takes_no_more(**instead: str) -> Callable[[_TakerT], _TakerT]:
     """Have a function without ``**options`` say what to do instead of giving one that has left."""
+    reasons = {name: f"takes no {name!r} any more: {each}" for name, each in instead.items()}
 
     def decorate(function: _TakerT) -> _TakerT:
-        @functools.wraps(function)
-        def checked(*arguments: Any, **given: Any) -> Any:
-            for name in given.keys() & instead.keys():
-                owner = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{owner}() takes no {name!r} any more: {instead[name]}")
-            return function(*arguments, **given)
-
-        return cast(_TakerT, checked)
+        owner = function.__qualname__.removesuffix(".__init__")
+        return _refusing(function, owner, lambda name: reasons.get(name, ""))
 
     return decorate
+
+
+def _refusing(function: _TakerT, owner: str, reason_for: Callable[[str], str]) -> _TakerT:
+    """Have a function refuse each keyword argument for which there is a reason."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **given: Any) -> Any:
+        for name in given:
+            if reason := reason_for(name):
+                raise TypeError(f"{owner}() {reason}")
+        return function(*arguments, **given)
+
+    return cast(_TakerT, checked)
 
 
 def takes_options(
@@ -416,12 +342,8 @@ def takes_options(
     """Show the options of a ``TypedDict`` where a function or class takes ``**options``.
 
     ``inspect.signature``, ``help`` and the reference then have each of them with its default, and
-    the docstring's line ``**options: ...`` becomes an entry for each.
-
-    Args:
-        table: The ``TypedDict``, or a data class that shows its own fields.
-        without: Names of options that the caller cannot give.
-        changed: Options that are something else there.
+    the docstring's line ``**options: ...`` becomes an entry for each. The caller cannot give those
+    in ``without``; those in ``changed`` are something else there. A data class shows its fields.
     """
     shown = {
         name: (kind, changed.get(name, option))
@@ -447,30 +369,21 @@ def takes_options(
         function.__signature__ = signature.replace(parameters=[*own, *options])
         if taker is table:  # a data class, whose options do not come to ``completed``
             made: Any = taker
-            made.__init__ = _naming_the_nearest(function, table.__name__, shown)
-        entries = "\n".join(_entry(name, option) for name, (_, option) in shown.items())
+            made.__init__ = _refusing(
+                function,
+                table.__name__,
+                lambda name: "" if name in shown else _unknown(name, shown),
+            )
+        entries = "\n".join(
+            textwrap.fill(f"{name}: {option.help}", 88, subsequent_indent="    ")
+            for name, (_, option) in shown.items()
+        )
         taker.__doc__ = _OPTIONS_LINE.sub(
             lambda found: textwrap.indent(entries, found[1]), taker.__doc__ or ""
         )
         return taker
 
     return decorate
-
-
-def _naming_the_nearest(function: _TakerT, owner: str, known: Collection[str]) -> _TakerT:
-    @functools.wraps(function)
-    def checked(*arguments: Any, **given: Any) -> Any:
-        for name in given:
-            if name not in known:
-                raise TypeError(f"{owner}() {_unknown(name, known)}")
-        return function(*arguments, **given)
-
-    return cast(_TakerT, checked)
-
-
-def _entry(name: str, option: Option) -> str:
-    """Return an option as the section Args of a docstring has it."""
-    return textwrap.fill(f"{name}: {option.help}", 88, subsequent_indent="    ")
 
 
 _OPTIONS_LINE = re.compile(r"^( +)\*\*options: .*$", re.MULTILINE)

@@ -44,11 +44,7 @@ yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 def should_spin() -> bool:
-    """Return whether waits may spin; never where the system has no ``sched_yield``.
-
-    Raises:
-        ConfigurationError: ``RLMESH_RAY_SPIN`` is neither 0, 1, unset nor empty.
-    """
+    """Return whether waits may spin; never where the system has no ``sched_yield``."""
     value = os.environ.get(SPIN_VARIABLE) or "1"
     if value not in {"0", "1"}:
         raise ConfigurationError(
@@ -102,12 +98,7 @@ class AdaptiveSpin:
             others wait for.
     """
 
-    def __init__(
-        self,
-        longest_s: float,
-        *,
-        pause: Callable[[], None] = yield_cpu,
-    ) -> None:
+    def __init__(self, longest_s: float, *, pause: Callable[[], None] = yield_cpu) -> None:
         self._longest_s = longest_s if should_spin() else 0.0
         self._pause = pause
         self._usual_s = self._longest_s
@@ -132,15 +123,10 @@ class AdaptiveSpin:
         limit_s: float | None = None,
         meanwhile: IdleWork = no_work,
     ) -> ResultT:
-        """Start a wait: call ``poll`` once, and again until it returns something true.
+        """Start a wait: call ``poll`` until its result is true, or it is time to sleep.
 
-        Args:
-            poll: Never blocks; returns something true when the wait is over.
-            limit_s: Longest spin; None: the learned duration.
-            meanwhile: Called between two polls; spinning goes on while it returns True.
-
-        Returns:
-            The last result of ``poll``.
+        ``poll`` never blocks. ``meanwhile`` is called between two polls; spinning goes on while it
+        returns True.
         """
         self._began_s = began_s = time.perf_counter()
         spin_s = self.spin_s if limit_s is None else min(self.spin_s, limit_s)
@@ -184,19 +170,9 @@ class AdaptiveSpin:
 
 
 class AdaptivePoller:
-    """Waits for descriptors with an adaptive spin. For one thread; on Linux.
+    """Waits for descriptors with an adaptive spin. For one thread; on Linux."""
 
-    Args:
-        longest_spin_s: See ``AdaptiveSpin``.
-        pause: See ``AdaptiveSpin``.
-    """
-
-    def __init__(
-        self,
-        longest_spin_s: float,
-        *,
-        pause: Callable[[], None] = yield_cpu,
-    ) -> None:
+    def __init__(self, longest_spin_s: float, *, pause: Callable[[], None] = yield_cpu) -> None:
         self._spin = AdaptiveSpin(longest_spin_s, pause=pause)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
@@ -207,16 +183,9 @@ class AdaptivePoller:
         timeout_s: float | None = None,
         meanwhile: IdleWork = no_work,
     ) -> list[int]:
-        """Wait until a descriptor is readable, or a peer has hung up.
+        """Wait until a descriptor is readable, or it or one of the ``peers`` has hung up.
 
-        Args:
-            descriptors: Open descriptors to read from.
-            peers: Sockets of which only the hang-up counts.
-            timeout_s: Longest wait; None: no limit.
-            meanwhile: See ``AdaptiveSpin.spin``.
-
-        Returns:
-            The descriptors that are readable or hung up; empty after ``timeout_s``.
+        Return those descriptors; none after ``timeout_s``. For ``meanwhile`` see ``AdaptiveSpin``.
         """
         key = descriptors, tuple(peers)
         poller = self._polls.get(key) or self._new_poller(*key)

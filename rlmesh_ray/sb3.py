@@ -130,11 +130,7 @@ class RemoteVecEnv(VecEnv):
         """Return whether the lanes' environments have an attribute.
 
         ``get_attr`` finds out, which calls a method; ``has_wrapper_attr`` of the environments,
-        where the operator allows that, calls none.
-
-        Raises:
-            ConfigurationError: The operator of the endpoint has allowed neither.
-            RemoteEnvError: An environment raised.
+        where the operator allows that, calls none. Raises as ``env_method``.
         """
         try:
             return all(self.env_method("has_wrapper_attr", attr_name))
@@ -145,24 +141,14 @@ class RemoteVecEnv(VecEnv):
         """Return an attribute of the lanes' environments, where the operator allows it.
 
         A method is called without arguments, and its result returned: methods cannot be
-        transferred. ``render_mode`` is known without a call.
-
-        Raises:
-            AttributeError: The environments have no such attribute.
-            ConfigurationError: The operator of the endpoint has not allowed reading it.
-            RemoteEnvError: An environment raised.
+        transferred. ``render_mode`` is known without a call. Raises as ``env_method``.
         """
         if attr_name == "render_mode":
             return [self.env.render_mode for _ in self._lanes(indices)]
         return self.env_method(attr_name, indices=indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute, by ``gymnasium.Env.set_wrapper_attr``.
-
-        Raises:
-            ConfigurationError: The operator of the endpoint does not allow ``set_wrapper_attr``.
-            RemoteEnvError: An environment raised.
-        """
+        """Set an attribute, by ``gymnasium.Env.set_wrapper_attr``. Raises as ``env_method``."""
         self.env_method("set_wrapper_attr", attr_name, value, indices=indices)
 
     def env_method(
@@ -175,7 +161,7 @@ class RemoteVecEnv(VecEnv):
         """Call a method of the lanes' environments; see ``EnvClient.call``.
 
         Raises:
-            AttributeError: The environments have no such method.
+            AttributeError: The environments have no such method, or attribute.
             ConfigurationError: The operator of the endpoint has not allowed the call, or there are
                 keyword arguments.
             RemoteEnvError: An environment raised.
