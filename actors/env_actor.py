@@ -31,11 +31,7 @@ class SerializedEnv:
 
     @classmethod
     def of(cls, env: EnvLike, options: EnvOptions) -> Self:
-        """Serialize an environment, and the options that its endpoints get.
-
-        Raises:
-            ConfigurationError: The environment cannot be pickled, or a text cannot name one.
-        """
+        """Pickle both; ConfigurationError: that fails, or a text cannot name an environment."""
         if isinstance(env, str):
             require_env_name(env)
         try:
@@ -47,11 +43,7 @@ class SerializedEnv:
             ) from error
 
     def unpack(self) -> tuple[Any, EnvOptions]:
-        """Return the environment and its options.
-
-        Raises:
-            EnvStartError: A module of the environment cannot be imported here.
-        """
+        """Return both; EnvStartError: a module of the environment cannot be imported here."""
         try:
             env, options = cloudpickle.loads(self.content)
         except Exception as error:  # the operator's own code may raise anything

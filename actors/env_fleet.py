@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from rlmesh_ray.actors.placement import (
     needs_of,
     require_resources,
 )
-from rlmesh_ray.actors.ray_calls import StoppedAtExit, durable, get_result
+from rlmesh_ray.actors.ray_calls import StoppedAtExit, durable, get_result, stop_actor
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, owner_name
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.token_file import derive_token
@@ -242,13 +242,8 @@ class EnvFleet(StoppedAtExit):
         """End all endpoints. Idempotent."""
         # Without the lock: scale may hold it while it waits for endpoints that never start.
         manager, self._manager = self._manager, None
-        if manager is None or not ray.is_initialized():
-            return
-        try:
-            with contextlib.suppress(EndpointError):
-                get_result(manager.end.remote(), _STOP_TIMEOUT_S)
-        finally:
-            ray.kill(manager)
+        if manager is not None:
+            stop_actor(manager, _STOP_TIMEOUT_S)
 
     def _manager_result(self, reference: Any, timeout_s: float | None = None) -> Any:
         try:
@@ -400,7 +395,7 @@ class EndpointOwner:
                 await self._move_to(endpoint, node_id)
                 endpoint.is_placed = True
 
-    async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
+    async def retire(self, endpoint_ids: Sequence[str], timeout_s: float) -> None:
         """Give endpoints no new sessions, and end each after its last one, or ``timeout_s``."""
         for endpoint_id in endpoint_ids:
             endpoint = self._endpoints.get(endpoint_id)
@@ -412,11 +407,13 @@ class EndpointOwner:
             self._draining.add(draining)
             draining.add_done_callback(self._draining.discard)
 
-    async def end(self, endpoint_ids: Iterable[str] | None = None) -> None:
-        """End endpoints at once, also those that ``start`` has yet to start; None: all."""
-        ids = list(self._endpoints) if endpoint_ids is None else list(endpoint_ids)
-        self._ended.update(ids)
-        ending = [self._endpoints[each] for each in ids if each in self._endpoints]
+    async def stop(self) -> None:
+        await self.end(list(self._endpoints))
+
+    async def end(self, endpoint_ids: Sequence[str]) -> None:
+        """End endpoints at once, also those that ``start`` has yet to start."""
+        self._ended.update(endpoint_ids)
+        ending = [self._endpoints[each] for each in endpoint_ids if each in self._endpoints]
         # All of them first: the registry may be slow.
         for endpoint in ending:
             ray.kill(endpoint.actor)

@@ -122,8 +122,6 @@ class FleetEndpoint:
 
 @ray.remote(max_restarts=-1)
 class EvaluationWorker:
-    """Runs chunks of episodes at its own endpoints."""
-
     def __init__(self, env: Any, model: Any, options: EvaluationOptions) -> None:
         self._env = env
         self._model = model
@@ -309,7 +307,6 @@ def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple
 
 
 def _parts(endpoints: Any) -> list[Any]:
-    """Return one picklable value for each endpoint."""
     if isinstance(endpoints, (list, tuple)):
         return [part for one in endpoints for part in _parts(one)]
     if isinstance(endpoints, (str, ConnectOptions)):

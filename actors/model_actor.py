@@ -141,12 +141,7 @@ class ModelReplica(EndpointActor[ModelServer]):
 
     @ray.method(concurrency_group="weights", max_task_retries=-1)
     def follow(self) -> int:
-        """Load the store's newest weights, if they are newer; return the acting version.
-
-        Raises:
-            PolicyError: The policy refuses the weights; the former ones act on.
-            ConfigurationError: The policy cannot take weights.
-        """
+        """Load the store's newest weights, if they are newer; return the acting version."""
         server = self._running()
         for version, reference in get_result(self._store.newest.remote())[:1]:
             if version > server.policy_version:
@@ -291,11 +286,7 @@ def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> A
 
 
 def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
-    """Start a weight store; it lives as long as the handle that this returns.
-
-    Raises:
-        ValueError: The cluster has an actor of that name.
-    """
+    """Start a store, which lives as long as this handle; ValueError: the name is taken."""
     return (
         ray.remote(WeightStore)
         .options(
@@ -320,12 +311,7 @@ def place_on_device(
     inference: str = "auto",
     horizon: int | None = None,
 ) -> object:
-    """Return a policy on its device, loaded first if it is named by a text.
-
-    Raises:
-        ConfigurationError: The policy or the device does not exist, or the policy cannot run there.
-        PolicyError: Loading or moving the policy failed.
-    """
+    """Return a policy on its device, loaded first if it is named by a text."""
     where: str | None = device
     if device == "auto":
         # A factory chooses the device of its policy itself, and ONNX files run on the CPU.

@@ -1,4 +1,7 @@
-"""Where Ray's actors run: what they need, what nodes have, and the wait until they run there."""
+"""Where Ray's actors run: what they need, what nodes have, and the wait until they run there.
+
+What checks arguments of a fleet raises a ConfigurationError.
+"""
 
 import logging
 import math
@@ -55,12 +58,7 @@ class Placement:
         num_endpoints: int,
         nodes: Collection[str],
     ) -> Self:
-        """Return the placement of a fleet, given ``num_cpus`` and ``num_gpus`` of each endpoint.
-
-        Raises:
-            ConfigurationError: ``where`` names none of the ``nodes`` that are alive, or ``options``
-                are not one for each.
-        """
+        """Return the placement of a fleet, given ``num_cpus`` and ``num_gpus`` of each endpoint."""
         if isinstance(options, Mapping) or options is None:
             each: tuple[Mapping[str, Any], ...] = (options or {},)
         else:
@@ -105,11 +103,7 @@ class Placement:
 def require_resources(
     actor_options: object, *, is_per_endpoint: bool = False, **amounts: object
 ) -> None:
-    """Require that the options and resources (``amounts``) of actors are such as Ray takes.
-
-    Raises:
-        ConfigurationError: One of them is not.
-    """
+    """Require that the options and resources (``amounts``) of actors are such as Ray takes."""
     for name, amount in amounts.items():
         if (
             isinstance(amount, bool)
@@ -128,11 +122,7 @@ def require_resources(
 def checked_addresses(
     addresses: Sequence[str] | None, count: int, what: str
 ) -> tuple[str, ...] | None:
-    """Return the addresses that a fleet's actors listen on; None: each chooses a free port.
-
-    Raises:
-        ConfigurationError: ``addresses`` are not one for each of ``count`` actors.
-    """
+    """Return the addresses that ``count`` actors listen on; None: each chooses a free port."""
     if addresses is None:
         return None
     if isinstance(addresses, str) or len(addresses) != count:

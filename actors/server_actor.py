@@ -49,13 +49,11 @@ EndpointT = TypeVar("EndpointT", bound="EnvServer | ModelServer")
 
 
 class ServerActor(Generic[ServerT]):
-    """Hosts a server, and serves again after a restart by Ray.
+    """Hosts the server that ``serve`` makes and starts, again after a restart by Ray.
 
     A server that cannot be started is an error of every later call: raised in the constructor, it
     would reach callers as the text of a dead actor. After a restart the actor tries again, with
     growing pauses, until it serves: its former process may still hold the address.
-
-    ``serve`` makes and starts the server.
     """
 
     def __init__(self, serve: Callable[[], ServerT]) -> None:

@@ -225,14 +225,8 @@ class RemoteError(RlmeshError):
 class RemoteEnvError(RemoteError):
     """An EnvService answered with an error.
 
-    Args:
-        code: Name of the wire code, such as ``"TIMEOUT"``.
-        message: The error message that the peer sent.
-        is_recoverable: Whether the session can go on, after a Reset where episodes were
-            interrupted.
-        debug_info: The peer's traceback as text; may be empty.
-        interrupted_episodes: An ``EpisodeRecord`` for each running episode that the failure
-            ended.
+    It has the arguments of ``RemoteError``, and ``interrupted_episodes``: an ``EpisodeRecord`` for
+    each running episode that the failure ended. A session that is recoverable needs a Reset then.
     """
 
     def __init__(

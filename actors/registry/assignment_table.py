@@ -106,14 +106,9 @@ class AssignmentTable:
     ) -> EndpointRecord | None:
         """Assign a session to an endpoint: to its present one, if that still accepts sessions.
 
-        Args:
-            session: Name of the session.
-            wanted: Id of the planned endpoint. A new session gets it unless it has many more
-                sessions than others, a session that lost its endpoint only if none has fewer.
-            node_id: Node of the session's runner; preferred among equally loaded endpoints.
-            members: See the class.
-            reserved: See the class.
-            now_s: The time.
+        A new session gets the planned endpoint, ``wanted``, unless that has many more sessions than
+        others; a session that lost its endpoint, only if none has fewer. Of equally loaded
+        endpoints those on its runner's node, ``node_id``, come first.
         """
         self._sweep(now_s)
         former = self._assigned.get(session)

@@ -100,12 +100,9 @@ class FleetResolver:
         return derive_token(self.secret, endpoint_id) if self.secret else None
 
     def rebalance(self, placed: Mapping[str, str]) -> Any:
-        """Ask the registry which sessions have to move; return the reference of their names.
+        """Ask which of a runner's sessions have to move; return the reference of their names.
 
-        ``placed`` has the endpoint id of each session of a runner.
-
-        Raises:
-            EndpointUnreachableError: The registry is gone.
+        ``placed`` has their endpoint ids. EndpointUnreachableError: the registry is gone.
         """
         return _call("rebalance", self.fleet, dict(placed), self.reserved)
 

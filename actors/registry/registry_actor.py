@@ -81,11 +81,7 @@ class EndpointRegistry:
         return incarnation
 
     def resume(self, record: EndpointRecord) -> bool:
-        """Enter a known incarnation again after a failed ``renew``.
-
-        Returns:
-            False if another incarnation holds the id, or the endpoint has been withdrawn.
-        """
+        """Enter an incarnation again; False: another one holds the id, or it was withdrawn."""
         if record.endpoint_id in self._former:
             return False
         entry, now_s = self._entries.get(record.endpoint_id), self._clock()
@@ -104,11 +100,7 @@ class EndpointRegistry:
     def renew(
         self, endpoint_id: str, incarnation: int, sighting: StatisticsPair | None = None
     ) -> bool:
-        """Renew a lease.
-
-        Returns:
-            False if the endpoint is not known, or another incarnation holds the id.
-        """
+        """Renew a lease; False: the endpoint is not known, or another incarnation holds the id."""
         entry = self._entries.get(endpoint_id)
         if entry is None or entry.record.incarnation != incarnation:
             return False
@@ -173,12 +165,8 @@ class EndpointRegistry:
         return table.rebalance(placed, members, reserved, now_s)
 
     def release(self, fleet: str, sessions: Iterable[str]) -> None:
-        table = self._assignments.get(fleet)
-        if table is None:
-            return
-        table.release(sessions)
-        if not table.session_counts:
-            del self._assignments[fleet]
+        if fleet in self._assignments:
+            self._assignments[fleet].release(sessions)
 
     def overview(self) -> tuple[EndpointStatus, ...]:
         """Return the status of all endpoints, with the ids of their nodes."""
