@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.errors import ListenError, LocalProtocolError
@@ -310,6 +310,54 @@ class Endpoint:
 def _within_s(given_s: float) -> float:
     """Return how long to wait for work that the loop has ``given_s`` for."""
     return min(given_s + _LATE_S, threading.TIMEOUT_MAX)
+
+
+class Server:
+    """What a server has of its ``Endpoint``. Usable as a context manager."""
+
+    _endpoint: Endpoint
+
+    @property
+    def address(self) -> str:
+        """The address that clients dial; only after ``start``."""
+        return self._endpoint.address
+
+    def start(self) -> Self:
+        """Listen. Blocks until clients can connect."""
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the server has stopped; return whether it has."""
+        return self._endpoint.wait(timeout_s)
+
+    def health(self) -> Health:
+        """Return whether it would serve a new client now, as ``grpc.health.v1`` reports it."""
+        return self._endpoint.health()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Refuse new sessions, for good, and wait until the open ones have ended; then ``stop``.
+
+        Args:
+            timeout_s: How long to wait; None: as long as it takes.
+
+        Returns:
+            Whether no session is open any more.
+        """
+        return self._endpoint.finish_sessions(timeout_s)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Answer what is outstanding, then end the sessions. Idempotent; blocks.
+
+        Args:
+            grace_s: After how many seconds outstanding requests are cancelled.
+        """
+        self._endpoint.stop(grace_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class Listener:

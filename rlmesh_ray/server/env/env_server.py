@@ -13,12 +13,11 @@ from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, completed, takes_options
 from rlmesh_ray.polling import should_spin
-from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.endpoint import Endpoint, Server
 from rlmesh_ray.server.endpoint.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.endpoint.event_loop import shared_loop
 from rlmesh_ray.server.endpoint.gate import max_calls
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
-from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.endpoint.log import logged_as, new_endpoint_id
 from rlmesh_ray.server.env.connection_broker import (
     ConnectionBroker,
@@ -50,14 +49,15 @@ _CLOSE_S = 10.0  # several times what the pool takes
 
 
 @takes_options(EnvServerOptions)
-class EnvServer:
+class EnvServer(Server):
     """Serves an environment over gRPC: a fixed-width vector of lanes to each session.
 
     The environment runs in worker processes, one for each session; the first one starts with the
     server, and a spare one ahead of each further session. At the end of a session its environment
     has 5 s to close, then it is killed. On Linux all processes that it has started end then, also
     those that have left its process group; elsewhere those of the group, with the worker's process.
-    Usable as a context manager.
+    One that hangs costs its own session, not the others: the server serves on. Usable as a context
+    manager.
 
     Where the extra ``dm-env-rpc`` is installed, it answers that protocol on the same port; each of
     its worlds is a session.
@@ -120,11 +120,6 @@ class EnvServer:
         self._data_address = checked_data_address(address, listen.data_address, given)
         self._options = given
         self._contract: EnvContract | None = None
-
-    @property
-    def address(self) -> str:
-        """Where clients dial it; only after ``start``."""
-        return self._endpoint.address
 
     @property
     def contract(self) -> EnvContract | None:
@@ -190,36 +185,6 @@ class EnvServer:
             raise
         return self
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the server has stopped; return whether it has."""
-        return self._endpoint.wait(timeout_s)
-
-    def health(self) -> Health:
-        """Tell whether a new client would be served now, as ``grpc.health.v1`` tells it.
-
-        An environment that hangs costs its own session, not the others: the server serves on.
-        """
-        return self._endpoint.health()
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Refuse new sessions, for good, and wait until the open ones have ended; then ``stop``.
-
-        Args:
-            timeout_s: How long to wait; None: as long as it takes.
-
-        Returns:
-            Whether no session is open any more.
-        """
-        return self._endpoint.finish_sessions(timeout_s)
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """Answer what is outstanding, then end the sessions and the workers. Idempotent; blocks.
-
-        Args:
-            grace_s: After how many seconds outstanding requests are cancelled.
-        """
-        self._endpoint.stop(grace_s)
-
     def _broker(self, contract: EnvContract) -> ConnectionBroker:
         """Return the broker of direct connections; it listens if they may use TCP."""
         if not is_fixed_size(contract):
@@ -240,12 +205,6 @@ class EnvServer:
         # A loop that something holds closes it later; workers end with this process at the latest.
         with contextlib.suppress(TimeoutError):
             shared_loop().run(self._pool.close(), _CLOSE_S)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _checked_sessions(wanted: int | None, possible: int | None) -> int:

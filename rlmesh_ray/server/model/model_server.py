@@ -11,10 +11,9 @@ from rlmesh_ray.models.wrappers import MappedPolicy, with_replay
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.server.endpoint.bind_policy import checked_address
-from rlmesh_ray.server.endpoint.endpoint import Endpoint, FurtherPort
+from rlmesh_ray.server.endpoint.endpoint import Endpoint, FurtherPort, Server
 from rlmesh_ray.server.endpoint.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.endpoint.handshake_service import ServiceOptions
-from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.model.batcher import Batcher
 from rlmesh_ray.server.model.model_options import (
     DEFAULT_MODEL_MESSAGE_BYTES,
@@ -31,7 +30,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import max_predict_bytes
 
 
 @takes_options(ModelServerOptions)
-class ModelServer:
+class ModelServer(Server):
     """Serves a policy over gRPC, to many clients at once. Usable as a context manager.
 
     A policy has one thread. Routes are answered in completion order
@@ -42,6 +41,11 @@ class ModelServer:
     ``PolicyTraits.checks_concurrently``, is asked about that between two batches. Serve two
     policies, or two copies of one, by two servers: each has a thread of its own, also in one
     process.
+
+    ``health`` does not wait for the policy, and ``stop`` takes little longer than ``grace_s``, also
+    while the policy hangs. Fast policies run in the serving loop: where one is stuck,
+    ``grpc.health.v1`` reports that when it has come back, and clients are cut off then, or when the
+    process ends.
 
     Args:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
@@ -116,11 +120,6 @@ class ModelServer:
         )
 
     @property
-    def address(self) -> str:
-        """The address that clients dial; only after ``start``."""
-        return self._endpoint.address
-
-    @property
     def openpi_address(self) -> str | None:
         """The address that openpi clients dial, after ``ws://``; None: they are not served."""
         return None if self._openpi is None else self._openpi.address
@@ -161,15 +160,6 @@ class ModelServer:
         """
         return self._host.set_weights(weights, version=version, timeout_s=timeout_s)
 
-    def health(self) -> Health:
-        """Return whether it would serve a new client now: the policy works, nothing drains.
-
-        Does not wait for the policy. ``grpc.health.v1`` reports the same, except while the policy
-        runs in the serving loop, as fast ones do: one that gets stuck there is reported when it has
-        come back.
-        """
-        return self._endpoint.health()
-
     def start(self) -> Self:
         """Listen. Blocks until clients can connect.
 
@@ -183,40 +173,6 @@ class ModelServer:
             [service.handlers(), statistics.handlers()], max_receive_bytes=self._max_message_bytes
         )
         return self
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the server has stopped; return whether it has."""
-        return self._endpoint.wait(timeout_s)
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no new sessions from now on, and block until the open ones have ended.
-
-        Call ``stop`` afterwards.
-
-        Args:
-            timeout_s: How long to wait; None: as long as it takes.
-
-        Returns:
-            Whether the last session has ended.
-        """
-        return self._endpoint.finish_sessions(timeout_s)
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """Answer what is outstanding, then end the sessions. Idempotent; blocks.
-
-        It takes little longer than ``grace_s``, also while the policy hangs. If that runs in the
-        serving loop then, clients are cut off when it comes back, or the process ends.
-
-        Args:
-            grace_s: After how many seconds outstanding requests are cancelled.
-        """
-        self._endpoint.stop(grace_s)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _message_limit(policy: Policy, max_batch_rows: int) -> int:

@@ -32,7 +32,7 @@ from rlmesh_ray.protocol.capabilities import (
 from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.endpoint.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint.calls import clipped, refuse, text_of
-from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.endpoint import Endpoint, Server
 from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.endpoint.gate import refusing_when_full, require_descriptors
 from rlmesh_ray.server.endpoint.health import Health
@@ -70,7 +70,7 @@ _REFUSED = (
 _ENDED = "the call was ended behind the gateway; dial the gateway again"
 
 
-class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
+class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Forwards every call of every protocol, unparsed, to one of several endpoints.
 
     When an endpoint is gone, the calls there end with UNAVAILABLE; the gateway repeats none of
@@ -132,10 +132,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
             kind="gateway",
         )
 
-    @property
-    def address(self) -> str:
-        return self._endpoint.address
-
     def start(self) -> Self:
         """Look for endpoints, then listen. Blocks until clients can connect.
 
@@ -152,27 +148,10 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
             raise
         return self
 
-    def health(self) -> Health:
-        return self._endpoint.health()
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        """End all calls and stop listening; the endpoints continue. Idempotent; blocks.
-
-        Args:
-            grace_s: How long calls may continue.
-        """
-        self._endpoint.stop(grace_s)
-
     def _close(self) -> None:
         # A blocked loop closes them later, or the end of the process does.
         with contextlib.suppress(TimeoutError):
             shared_loop().run(self._close_channels(), _CLOSE_S)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def service_name(self) -> str:
         return self._service

@@ -23,9 +23,8 @@ from rlmesh_ray.protocol.pool_membership import (
     RegistrationRequest,
 )
 from rlmesh_ray.server.endpoint.bind_policy import TlsSource
-from rlmesh_ray.server.endpoint.endpoint import Endpoint
+from rlmesh_ray.server.endpoint.endpoint import Endpoint, Server
 from rlmesh_ray.server.endpoint.event_loop import in_thread
-from rlmesh_ray.server.endpoint.health import Health
 from rlmesh_ray.server.observe.observer_service import StatisticsService
 from rlmesh_ray.server.observe.statistics import EnvStatistics
 from rlmesh_ray.server.observe.statistics_report import observed_statistics, parse_report
@@ -93,7 +92,7 @@ class _RegistrationStream:
         """Set when another endpoint gets the id, which ends the stream."""
 
 
-class Registrar:
+class Registrar(Server):
     """Listens for endpoints that register themselves. Usable as a context manager.
 
     Endpoints are checked before they are entered; see ``PoolRegistry.check``. Limits: 1,024
@@ -138,11 +137,6 @@ class Registrar:
         token = None if secret is None else registration_token(secret)
         self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=lambda: None)
 
-    @property
-    def address(self) -> str:
-        """The address that endpoints dial; only after ``start``."""
-        return self._endpoint.address
-
     def start(self) -> Self:
         """Listen.
 
@@ -157,14 +151,6 @@ class Registrar:
             [handlers, statistics.handlers()], max_receive_bytes=wire.MAX_REQUEST_BYTES
         )
         return self
-
-    def health(self) -> Health:
-        """Return whether it would take a new endpoint now."""
-        return self._endpoint.health()
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        """Break off with all endpoints, which try to come back. Idempotent; blocks."""
-        self._endpoint.stop(grace_s)
 
     def _members(self) -> list[EndpointStatistics]:
         return [
@@ -327,12 +313,6 @@ class Registrar:
                 _LOG.warning("%s has left pool %s, but %s", endpoint_id, self._pool, error)
             else:
                 _LOG.info("%s has left pool %s", endpoint_id, self._pool)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _not_like_this(message: str) -> RegistrationRefused:
