@@ -48,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EndpointQuery:
-    """Registry query for the endpoints of a fleet; runs in the gateway's process."""
+    """Finds the endpoints of a fleet that accept new sessions; runs in the gateway's process."""
 
     fleet: str
     """Name of the fleet in the registry."""
@@ -57,14 +57,9 @@ class EndpointQuery:
     secret: str | None = field(default=None, repr=False)
     """Secret from which the token of each endpoint is derived."""
     token: TokenSource | None = field(default=None, repr=False)
-    """Token of all endpoints; None: each has its own, which ``secret`` derives, or none."""
+    """Token of all endpoints, where there is no ``secret``."""
 
     def __call__(self) -> tuple[Target, ...]:
-        """Return the endpoints that accept new sessions.
-
-        Raises:
-            EndpointUnreachableError: The registry is gone, or does not answer.
-        """
         token = None if self.token is None else client_token_of(self.token)
         return tuple(
             Target(
@@ -176,18 +171,12 @@ class Gateway(StoppedAtExit):
 
 
 def query_for(fleet: object) -> EndpointQuery:
-    """Return the registry query for the endpoints of a fleet.
-
-    Raises:
-        ConfigurationError: ``fleet`` is not a fleet or pool.
-    """
     if isinstance(fleet, NamedModelFleet):
         return EndpointQuery(f"model/{fleet.name}", MODEL_SERVICE, token=fleet.token)
     if isinstance(fleet, EnvPool):
         return EndpointQuery(fleet.fleet, ENV_SERVICE, secret=fleet.client_secret)
     if isinstance(fleet, EnvFleet):
-        resolver = fleet.resolver
-        return EndpointQuery(resolver.fleet, ENV_SERVICE, secret=resolver.secret)
+        return EndpointQuery(fleet.resolver.fleet, ENV_SERVICE, secret=fleet.resolver.secret)
     raise ConfigurationError(
         f"a gateway is for an EnvFleet, EnvPool or ModelFleet, not for {fleet!r:.200}"
     )
@@ -207,15 +196,7 @@ def _check_address(address: str, token: ServerToken) -> None:
 
 @ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"stop": 1})
 class GatewayActor(ServerActor[GatewayServer]):
-    """The actor behind a ``Gateway``; after a restart it listens at its former address.
-
-    Args:
-        query: Returns the endpoints of the fleet.
-        address: See ``Gateway``.
-        token: See ``Gateway``.
-        tls: See ``Gateway``.
-        endpoint_tls: See ``Gateway``.
-    """
+    """The actor behind a ``Gateway``; after a restart it listens at its former address."""
 
     def __init__(
         self,
@@ -243,11 +224,6 @@ class GatewayActor(ServerActor[GatewayServer]):
 
     @ray.method(max_task_retries=-1)
     def address(self) -> str:
-        """Return the address that clients dial, from other machines where those can connect.
-
-        Raises:
-            RlmeshError: The gateway could not be started.
-        """
         return dialable_address(self._wanted, self._running().address)
 
     def _begin(self) -> None:

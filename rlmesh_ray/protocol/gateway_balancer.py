@@ -41,14 +41,18 @@ class ConnectionState:
     channel: Any = None
     """The caller's channel to ``target``; None: it has opened none, or closed it."""
 
+    def idle_s(self, now_s: float) -> float:
+        """Return the time since the last call; 0.0 during one."""
+        return 0.0 if self.num_calls else now_s - self.used_s
+
 
 class GatewayBalancer:
-    """Assigns connections to endpoints. Times are seconds of one monotonic clock."""
+    """Assigns connections, by name, to endpoints. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self.targets: tuple[Target, ...] = ()
         self.connections: dict[str, ConnectionState] = {}
-        """Those that have an endpoint, by name."""
+        """Those that have an endpoint."""
         # Those that may count as load: of many, where each call has its own connection, a few.
         self._counting: set[ConnectionState] = set()
         self._failed_s: dict[Target, float] = {}
@@ -63,11 +67,8 @@ class GatewayBalancer:
     def target_of(self, connection: str, now_s: float, *, is_bound: bool = False) -> Target | None:
         """Return the endpoint for the next call of a connection; None: call ``choose``.
 
-        Args:
-            connection: The connection's name.
-            now_s: The time.
-            is_bound: Whether the call belongs to a session. Then, and while another call is open,
-                the endpoint stays the same, even one that is failed or not listed.
+        While another call is open, and for one that is bound to a session, it is the same endpoint
+        as before, even one that is failed or not listed.
         """
         state = self.connections.get(connection)
         if state is None:
@@ -80,20 +81,16 @@ class GatewayBalancer:
     def choose(
         self, connection: str, now_s: float, without: Collection[Target] = ()
     ) -> Target | None:
-        """Assign a connection to the endpoint with the fewest connections, and return it.
+        """Assign a connection to the endpoint with the fewest others, and return it.
 
-        Args:
-            connection: The connection's name.
-            now_s: The time.
-            without: Endpoints that have just failed.
-
-        Returns:
-            The endpoint; None where there is no other.
+        None: there is no endpoint, besides those in ``without``.
         """
         candidates = [target for target in self.targets if target not in without]
         if not candidates:
             return None
-        loads = self._loads(connection, now_s)
+        self._counting = {each for each in self._counting if each.idle_s(now_s) < _COUNTED_S}
+        own = self.connections.get(connection)
+        loads = Counter(state.target for state in self._counting if state is not own)
         # Of equal ones the first: the caller decides the order.
         target = min(candidates, key=lambda each: (self.is_avoided(each, now_s), loads[each]))
         return self._touched(connection, target, now_s).target
@@ -123,28 +120,8 @@ class GatewayBalancer:
             del self.connections[connection]
 
     def forget_idle(self, now_s: float) -> None:
-        self.connections = {
-            name: state
-            for name, state in self.connections.items()
-            if state.num_calls or now_s - state.used_s < KEPT_S
-        }
-
-    def idle_for_s(self, connection: str, now_s: float) -> float:
-        """Return the time since a connection's last call: 0.0 during one, infinity if unknown."""
-        state = self.connections.get(connection)
-        if state is None:
-            return math.inf
-        return 0.0 if state.num_calls else now_s - state.used_s
-
-    def _loads(self, connection: str, now_s: float) -> Counter[Target]:
-        """Count the other connections of each endpoint that have a call, or had one just now."""
-        self._counting = {
-            state
-            for state in self._counting
-            if state.num_calls or now_s - state.used_s < _COUNTED_S
-        }
-        own = self.connections.get(connection)
-        return Counter(state.target for state in self._counting if state is not own)
+        known = self.connections.items()
+        self.connections = {name: each for name, each in known if each.idle_s(now_s) < KEPT_S}
 
     def _touched(self, connection: str, target: Target, now_s: float) -> ConnectionState:
         state = self.connections.get(connection)

@@ -29,7 +29,7 @@ from rlmesh_ray.protocol.capabilities import (
     GATEWAY_METADATA_KEY,
     SESSION_METADATA_KEY,
 )
-from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
+from rlmesh_ray.protocol.gateway_balancer import GatewayBalancer, Target
 from rlmesh_ray.server.endpoint.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint.calls import clipped, refuse, text_of
 from rlmesh_ray.server.endpoint.endpoint import Endpoint, Server
@@ -41,20 +41,14 @@ from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 
 _LOG = logging.getLogger(__name__)
 
-FindTargets = Callable[[], Sequence[Target]]
-"""Returns the endpoints that take new connections; may block, and is called in a thread."""
-Credentials = Callable[[], grpc.ChannelCredentials]
-"""Returns the TLS credentials for an endpoint; called for each connection."""
-Metadata = Iterable[tuple[str, str | bytes]]
+Entry = tuple[str, str | bytes]
+"""Of a call's metadata."""
 
 PERIOD_S = 2.0
-"""How often each endpoint's health is checked."""
-CONNECT_TIMEOUT_S = 3.0
-"""For an endpoint to accept a connection, before another one is tried."""
-_CHECK_TIMEOUT_S = 2.0
+"""How often the endpoints are listed, and their health checked."""
+_CONNECT_S = 3.0  # before another endpoint is tried
+_CHECK_S = 2.0
 _NOTICE_S = 0.2
-_LISTED_S = 1.0
-_LISTING_TIMEOUT_S = 5.0
 # An endpoint's connection outlives its client's by so much: gRPC does not report when one closes.
 _IDLE_S = 5.0
 _CLOSE_S = 5.0
@@ -63,11 +57,13 @@ _MOST_OBSTACLE_CHARACTERS = 500
 
 # Metadata of one of the two connections; gRPC writes its own for the other.
 _HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
+_AGAIN = "dial the gateway again"
 _REFUSED = (
     "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
-    "another one; dial the gateway again"
+    f"another one; {_AGAIN}"
 )
-_ENDED = "the call was ended behind the gateway; dial the gateway again"
+_READY = grpc.ChannelConnectivity.READY
+_FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -75,18 +71,15 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
 
     When an endpoint is gone, the calls there end with UNAVAILABLE; the gateway repeats none of
     them. The connection's next call goes to another endpoint, unless it names a session: that has
-    gone, too. Usable as a context manager; address, token and TLS are as of every server.
+    gone, too.
 
     Args:
-        find: Returns the endpoints that take new connections; called in a thread, at most once a
-            second unless one fails.
-        address: ``HOST:PORT`` (port 0: a free one).
-        token: The token of the clients; the gateway sends each endpoint that endpoint's own.
-        tls: Files for TLS with the clients.
-        endpoint_credentials: TLS credentials for the endpoints; default: plain text.
+        find: Returns the endpoints that take new connections; called in a thread.
+        address: ``HOST:PORT``; ``token`` and ``tls`` are those for its clients.
+        endpoint_credentials: Returns TLS credentials for a connection to an endpoint; None: plain
+            text.
         service: Full name of the endpoints' service, for requests for its health.
-        max_receive_bytes: Size of the largest request to forward; endpoints have limits of
-            their own.
+        max_receive_bytes: Size of the largest request to forward.
 
     Raises:
         AddressError: ``address`` is malformed, a unix socket, or needs a token.
@@ -95,12 +88,12 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
 
     def __init__(
         self,
-        find: FindTargets,
+        find: Callable[[], Sequence[Target]],
         *,
         address: str = "127.0.0.1:0",
         token: ServerToken = None,
         tls: TlsSource | None = None,
-        endpoint_credentials: Credentials | None = None,
+        endpoint_credentials: Callable[[], grpc.ChannelCredentials] | None = None,
         service: str = "",
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
@@ -114,11 +107,8 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
         self._service = service
         self._max_receive_bytes = max_receive_bytes
         # The rest belongs to the serving loop.
-        self._balancer = GatewayBalancer()
-        """Names a client's connection as gRPC does."""
+        self._balancer = GatewayBalancer()  # names a client's connection as gRPC does
         self._checking: asyncio.Task[None] | None = None
-        self._listing: asyncio.Task[None] | None = None
-        self._listed_s = -math.inf
         self._obstacle = ""
         """Why the last listing failed."""
         self._health = Health(False, "its endpoints have not been asked yet")
@@ -148,11 +138,6 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             raise
         return self
 
-    def _close(self) -> None:
-        # A blocked loop closes them later, or the end of the process does.
-        with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._close_channels(), _CLOSE_S)
-
     def service_name(self) -> str:
         return self._service
 
@@ -161,6 +146,8 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
         if details.method.startswith(f"/{health_v1.SERVICE}/"):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, details.method))
+
+    # --- calls -----------------------------------------------------------------------------------
 
     async def _forward(
         self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -186,48 +173,47 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             sending.cancel()
             call.cancel()
             self._balancer.end(state, time.monotonic())
-        if code is grpc.StatusCode.OK:
-            context.set_trailing_metadata(trailing)
-            return
-        if code is grpc.StatusCode.UNAVAILABLE:
+        context.set_trailing_metadata(trailing)
+        if code is not grpc.StatusCode.OK:
+            failure = await self._failure(connection, target, channel, code, details)
+            await refuse(context, *failure)
+
+    async def _failure(
+        self,
+        connection: str,
+        target: Target,
+        channel: grpc.aio.Channel,
+        code: grpc.StatusCode,
+        details: str,
+    ) -> tuple[grpc.StatusCode, str]:
+        """Note what a call's error says of its endpoint; return the error for the client."""
+        unavailable = grpc.StatusCode.UNAVAILABLE
+        if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
+            self._note_lost(connection, target)
+            return unavailable, _REFUSED
+        if code is grpc.StatusCode.CANCELLED:  # the client would take it for its own
+            return unavailable, f"the call was ended behind the gateway; {_AGAIN}"
+        if code is unavailable:
             if await _has_gone(channel):
                 self._note_lost(connection, target)
-                details = (
-                    f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
-                )
-            else:  # the endpoint itself returned this: it drains, or stops
-                self._balancer.fail(target, time.monotonic())
-        elif code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
-            self._note_lost(connection, target)
-            code, details = grpc.StatusCode.UNAVAILABLE, _REFUSED
-        elif code is grpc.StatusCode.CANCELLED:  # else the client would take it for its own
-            code, details = grpc.StatusCode.UNAVAILABLE, _ENDED
-        await context.abort(code, details, trailing)
+                return code, f"the endpoint behind the gateway has gone ({details}); {_AGAIN}"
+            # The endpoint itself returned this: it drains, or stops.
+            self._balancer.fail(target, time.monotonic())
+        return code, details
 
     async def _route(self, connection: str, *, is_bound: bool) -> tuple[Target, grpc.aio.Channel]:
         """Return the endpoint for a call of ``connection``, and a channel that is connected to it.
 
-        Nothing of the call has been sent yet, so that another endpoint may be tried.
-
-        Args:
-            connection: gRPC's name of the client's connection.
-            is_bound: Whether the call belongs to a session that an endpoint knows already.
-
-        Raises:
-            CapacityError: The gateway has too few file descriptors for another connection.
-            EndpointUnreachableError: No endpoint answers, or the one of the session has gone; the
-                text is for the client.
-            ConfigurationError: The files for TLS with the endpoints cannot be used.
+        Nothing of the call has been sent yet, so that another endpoint may be tried, unless the
+        call is bound to a session of one. Errors have texts for the client.
         """
         former = self._balancer.target_of(connection, time.monotonic(), is_bound=is_bound)
         if former is not None and (channel := await self._connected(connection)):
             return former, channel
         if is_bound:
             raise EndpointUnreachableError(
-                "the endpoint that knows this session has gone from behind the gateway; dial the "
-                "gateway again"
+                f"the endpoint that knows this session has gone from behind the gateway; {_AGAIN}"
             )
-        await self._list(at_once=former is not None)
         tried: set[Target] = set()
         while target := self._balancer.choose(connection, time.monotonic(), without=tried):
             if channel := await self._connected(connection):
@@ -236,29 +222,32 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             tried.add(target)
         if tried:
             raise EndpointUnreachableError(
-                f"none of the {len(tried)} endpoints behind this gateway answers; dial the "
-                "gateway again when they are back"
+                f"none of the {len(tried)} endpoints behind this gateway answers; {_AGAIN} when "
+                "they are back"
             )
         raise EndpointUnreachableError(
-            f"there is no endpoint behind this gateway now{self._obstacle}; dial the gateway "
-            "again when there is one"
+            f"there is no endpoint behind this gateway now{self._obstacle}; {_AGAIN} when there is "
+            "one"
         )
 
     async def _connected(self, connection: str) -> grpc.aio.Channel | None:
         """Return a channel to the endpoint that a connection has; None: that cannot be reached."""
         state = self._balancer.connections[connection]
-        channel = state.channel
-        if channel is None:
+        if state.channel is None:
             require_descriptors(1)
-            channel = state.channel = self._open(state.target)
-        if await _connect(channel):
-            return channel
+            state.channel = self._open(state.target)
+        channel = state.channel
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECT_S):
+                while (now := channel.get_state(try_to_connect=True)) not in _FAILED:
+                    if now is _READY:
+                        return channel
+                    await channel.wait_for_state_change(now)
         self._note_lost(connection, state.target)
         return None
 
     def _open(self, target: Target) -> grpc.aio.Channel:
-        """Return a channel that is not connected yet; the two ends limit the size of messages."""
-        options = channel_options()
+        options = channel_options()  # the two ends limit the size of messages
         if self._credentials is None:
             channel = grpc.aio.insecure_channel(target.address, options=options)
         else:
@@ -270,16 +259,9 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
         self._balancer.fail(target, time.monotonic())
         self._balancer.leave(connection, target)
 
-    async def _list(self, *, at_once: bool = False) -> None:
-        """List the endpoints, unless the latest list is younger than a second."""
-        if not at_once and time.monotonic() - self._listed_s < _LISTED_S:
-            return
-        if self._listing is None or self._listing.done():
-            self._listing = asyncio.ensure_future(self._renew())
-        # A list that comes too late counts for later calls.
-        await asyncio.wait({self._listing}, timeout=_LISTING_TIMEOUT_S)
+    # --- endpoints -------------------------------------------------------------------------------
 
-    async def _renew(self) -> None:
+    async def _list(self) -> None:
         try:
             self._balancer.renew(await in_thread(self._find))
             self._obstacle = ""
@@ -288,7 +270,6 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             text = clipped(text_of(error), _MOST_OBSTACLE_CHARACTERS)
             self._obstacle = f" ({type(error).__name__}: {text})"
             _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
-        self._listed_s = time.monotonic()
 
     async def _begin_checks(self) -> None:
         await self._check_endpoints()
@@ -304,12 +285,10 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
                 self._health = Health(False, f"its endpoints cannot be asked: {error}")
 
     async def _check_endpoints(self) -> None:
-        """Ask all endpoints for their health, and close connections that are not needed any more.
-
-        New connections avoid endpoints that do not serve.
-        """
-        await self._list(at_once=True)
-        await self._close_idle()
+        """List all endpoints and ask for their health: new connections avoid those without it."""
+        await self._list()
+        await self._close_channels(_IDLE_S)
+        self._balancer.forget_idle(time.monotonic())
         targets = self._balancer.targets
         reasons = await asyncio.gather(*(self._ask(target) for target in targets))
         for target, reason in zip(targets, reasons, strict=True):
@@ -330,7 +309,7 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             # A connection of its own, as a new client has; those of clients must become idle.
             async with self._open(target) as channel:
                 check = channel.unary_unary(health_v1.CHECK)
-                answer = await check(request, timeout=_CHECK_TIMEOUT_S, metadata=metadata)
+                answer = await check(request, timeout=_CHECK_S, metadata=metadata)
             status = health_v1.parse_response(answer)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -340,54 +319,35 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
             return str(error)
         return "it says so" if status == health_v1.NOT_SERVING else ""
 
-    async def _close_idle(self) -> None:
-        """Close channels that have had no call for a while; their clients may come again."""
+    async def _close_channels(self, idle_s: float) -> None:
+        """Close channels without a call for ``idle_s``; the connections may use others later."""
         now_s = time.monotonic()
-        for connection, state in list(self._balancer.connections.items()):
-            if self._balancer.idle_for_s(connection, now_s) > _IDLE_S:
-                await _close(state)
-        self._balancer.forget_idle(now_s)
+        for state in list(self._balancer.connections.values()):
+            if state.idle_s(now_s) >= idle_s and state.channel is not None:
+                channel, state.channel = state.channel, None
+                await channel.close()
 
-    async def _close_channels(self) -> None:
+    async def _end(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
-        for state in list(self._balancer.connections.values()):
-            await _close(state)
+        await self._close_channels(-math.inf)
 
-
-async def _connect(channel: grpc.aio.Channel) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            while True:
-                state = channel.get_state(try_to_connect=True)
-                if state is grpc.ChannelConnectivity.READY:
-                    return True
-                if state in (
-                    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                    grpc.ChannelConnectivity.SHUTDOWN,
-                ):
-                    break
-                await channel.wait_for_state_change(state)
-    return False
+    def _close(self) -> None:
+        # A blocked loop closes them later, or the end of the process does.
+        with contextlib.suppress(TimeoutError):
+            shared_loop().run(self._end(), _CLOSE_S)
 
 
 async def _has_gone(channel: grpc.aio.Channel) -> bool:
     """Return whether the endpoint is gone, just after a call has failed as if it were."""
-    ready = grpc.ChannelConnectivity.READY
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_NOTICE_S):
-            if channel.get_state() is ready:  # gRPC reports failed calls first
-                await channel.wait_for_state_change(ready)
-    return channel.get_state() is not ready
+            if channel.get_state() is _READY:  # gRPC reports failed calls first
+                await channel.wait_for_state_change(_READY)
+    return channel.get_state() is not _READY
 
 
-async def _close(state: ConnectionState) -> None:
-    channel, state.channel = state.channel, None
-    if channel is not None:
-        await channel.close()
-
-
-def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
+def _passed_on(metadata: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(
         (key, value)
         for key, value in metadata
@@ -395,13 +355,12 @@ def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
     )
 
 
-def _shown_to(target: Target, metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
-    token = () if target.token is None else (bearer_value(target.token),)
-    return (
-        *(pair for pair in _passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY),
-        *((AUTHORIZATION_METADATA_KEY, value) for value in token),
-        (GATEWAY_METADATA_KEY, "1"),
-    )
+def _shown_to(target: Target, metadata: Iterable[Entry]) -> tuple[Entry, ...]:
+    others = (pair for pair in _passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
+    own: list[Entry] = [(GATEWAY_METADATA_KEY, "1")]
+    if target.token is not None:
+        own.insert(0, (AUTHORIZATION_METADATA_KEY, bearer_value(target.token)))
+    return (*others, *own)
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:

@@ -147,7 +147,7 @@ def test_connections_without_calls_are_forgotten() -> None:
 
     assert made.target_of("idle", KEPT_S) is None
     assert made.target_of("busy", KEPT_S) == A
-    assert made.idle_for_s("busy", KEPT_S) == 0.0
+    assert made.connections["busy"].idle_s(KEPT_S) == 0.0
 
 
 def test_a_token_is_not_shown_by_accident() -> None:
