@@ -16,6 +16,7 @@ from rlmesh_ray.errors import EndpointClosedError, RlmeshError
 from rlmesh_ray.options import Group, Option
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.server.endpoint.bind_policy import is_wildcard
+from rlmesh_ray.server.endpoint.endpoint import Server
 from rlmesh_ray.server.endpoint.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.endpoint.gc_tuning import freeze_heap
 from rlmesh_ray.server.endpoint.health import Health
@@ -25,8 +26,6 @@ from rlmesh_ray.server.observe.statistics import Statistics
 if TYPE_CHECKING:  # an actor loads only the server that it hosts
     from rlmesh_ray.server.env.env_server import EnvServer
     from rlmesh_ray.server.model.model_server import ModelServer
-    from rlmesh_ray.server.pool.gateway import GatewayServer
-    from rlmesh_ray.server.pool.pool_admission import Registrar
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +43,8 @@ NOT_OF_ACTORS = frozenset({"allow_shutdown", "tls"})
 """Options of a server that an actor does not take: Ray would not notice that a client has stopped
 it, and its TLS is Ray's."""
 
-ServerT = TypeVar("ServerT", bound="EnvServer | ModelServer | GatewayServer | Registrar")
+
+ServerT = TypeVar("ServerT", bound=Server)
 EndpointT = TypeVar("EndpointT", bound="EnvServer | ModelServer")
 
 
