@@ -30,13 +30,7 @@ from rlmesh_ray.server.endpoint.bind_policy import (
 )
 from rlmesh_ray.server.endpoint.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.endpoint.gate import MAX_CALLS, Drain, Gate, connection_options
-from rlmesh_ray.server.endpoint.health import (
-    Health,
-    HealthService,
-    Probe,
-    always_serving,
-    run_probe,
-)
+from rlmesh_ray.server.endpoint.health import Health, HealthService, Probe, run_probe
 from rlmesh_ray.server.endpoint.log import facts, logged_as, new_endpoint_id
 
 _LOG = logging.getLogger(__name__)
@@ -53,24 +47,19 @@ _FOR_EVER_S = 1e6
 
 
 class FurtherPort(Protocol):
-    """A port that an endpoint opens and closes beside gRPC's; used in the serving loop."""
+    """A port that an endpoint opens and closes together with gRPC's; used in the serving loop."""
 
     @property
     def address(self) -> str:
         """The address that clients dial; only after ``start``."""
 
     async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            RlmeshError: It cannot.
-        """
+        """Listen, or raise an RlmeshError."""
 
     async def close(self, grace_s: float | None) -> None:
         """Accept nothing new, and wait until all connections have ended. Idempotent.
 
-        Args:
-            grace_s: After how many seconds connections are cut off; None: at once.
+        After ``grace_s`` they are cut off; None: immediately.
         """
 
 
@@ -79,11 +68,10 @@ class Endpoint:
 
     Args:
         address: Where to listen; port 0 lets the system choose.
-        token: The token that every call must carry, or the file with such tokens; None or
-            False: no check; None only on loopback.
+        token: What every call must carry; None or False: nothing, and None only on loopback.
         tls: Files for TLS; None for plain text.
         on_stop: Releases the resources of the services; called once, after the last call.
-        probe: Returns the health of the services' resources.
+        probe: Returns the health of these resources.
         endpoint_id: Names it in the log; None: a random name.
         kind: What a refusal calls it, such as ``"gateway"``.
 
@@ -100,7 +88,7 @@ class Endpoint:
         token: ServerToken = None,
         tls: TlsSource | None = None,
         on_stop: Callable[[], None],
-        probe: Probe = always_serving,
+        probe: Probe = lambda: Health(True),
         endpoint_id: str | None = None,
         kind: str = "endpoint",
     ) -> None:
@@ -134,18 +122,12 @@ class Endpoint:
         return str(self._bound)
 
     def require_new(self) -> None:
-        """Make sure that it is new, and that this process can serve.
-
-        Raises:
-            ConfigurationError: This process was forked from one that had used gRPC.
-            LocalProtocolError: It was started or stopped before.
-        """
+        """Raise if it was started or stopped before, or if this process cannot serve."""
         require_no_fork()
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
     def add_port(self, port: FurtherPort) -> None:
-        """Open and close a further port with the endpoint; before ``start``."""
         self._further_ports.append(port)
 
     def start(
@@ -157,11 +139,8 @@ class Endpoint:
     ) -> None:
         """Bind and serve, ``grpc.health.v1`` besides ``services``.
 
-        Args:
-            services: The gRPC services.
-            max_receive_bytes: Size of the largest message to accept; a larger one ends its call
-                with RESOURCE_EXHAUSTED, and no other.
-            max_calls: How many calls to take at a time; further ones end with RESOURCE_EXHAUSTED.
+        A larger message ends its call with RESOURCE_EXHAUSTED, and no other; so do more calls at a
+        time than ``max_calls``.
 
         Raises:
             ListenError: The address is in use or not this machine's.
@@ -176,14 +155,13 @@ class Endpoint:
             _LOG.info("serving on %s", self.address, extra=facts("serving", address=self.address))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the server has stopped; return whether it has."""
         left_s = math.inf if timeout_s is None else timeout_s
         while left_s > _NAP_S and not self._stopped.wait(_NAP_S):
             left_s -= _NAP_S
         return self._stopped.wait(min(left_s, _NAP_S))
 
     def health(self) -> Health:
-        """Return whether it would serve a new client now, as ``grpc.health.v1`` does on its port.
+        """Return whether it would serve a new client now.
 
         Does not wait for the serving loop, so it answers while a policy blocks that. A loop that
         has not reacted for 5 s since an earlier call of this method counts as not serving.
@@ -201,20 +179,14 @@ class Endpoint:
         return health
 
     def finish_sessions(self, timeout_s: float | None = None) -> bool:
-        """Refuse new sessions, and block until the last one has ended; return whether it has.
+        """Refuse new sessions, for good; wait until the last one has ended, return whether it has.
 
-        They are refused for good: from the first refusal on, the health is that it does not serve.
-
-        Args:
-            timeout_s: How long to wait; None: as long as it takes.
+        From the first refusal on, the health is that it does not serve.
         """
-        # A blocked loop accepts no session meanwhile, and does this when it is free.
-        with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._refuse_sessions(), _LATE_S)
-        waiting = self.sessions.wait_empty(timeout_s)
+        finishing = self._finish_sessions(timeout_s)
         try:
-            return shared_loop().run(waiting, None if timeout_s is None else _within_s(timeout_s))
-        except TimeoutError:
+            return shared_loop().run(finishing, None if timeout_s is None else _within_s(timeout_s))
+        except TimeoutError:  # a blocked loop accepts no session, and does this when it is free
             return False
 
     def stop(self, grace_s: float = 1.0) -> None:
@@ -223,9 +195,6 @@ class Endpoint:
         It takes little longer than ``grace_s`` in any case: if the serving loop is blocked, it
         stops waiting 2 s later. Clients are then cut off when the loop is free again, or the
         process ends. In a fork of the process that serves, it does nothing.
-
-        Args:
-            grace_s: After how many seconds unanswered requests are cut off.
         """
         if is_fork():
             return
@@ -257,10 +226,13 @@ class Endpoint:
             return Health(False, "its port is closed")
         return self._probe()
 
-    async def _refuse_sessions(self) -> None:
+    async def _finish_sessions(self, timeout_s: float | None) -> bool:
         self.sessions.is_closed = True
         if self._health is not None:
             self._health.refresh()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.sessions.empty.wait(), timeout_s)
+        return self.sessions.empty.is_set()
 
     async def _end(self, grace_s: float) -> None:
         draining = asyncio.ensure_future(self.drain.run())
@@ -308,7 +280,6 @@ class Endpoint:
 
 
 def _within_s(given_s: float) -> float:
-    """Return how long to wait for work that the loop has ``given_s`` for."""
     return min(given_s + _LATE_S, threading.TIMEOUT_MAX)
 
 
@@ -366,13 +337,6 @@ class Listener:
     grpc.aio closes its port for good when its accept loop raises. Some of its versions do so for a
     call whose path is not UTF-8, which any client can send. The open calls continue then, so that
     sessions need not end. For the serving loop.
-
-    Args:
-        address: Where to listen; port 0 lets the system choose.
-        tls: Files for TLS; None for plain text.
-
-    Raises:
-        ConfigurationError: A file cannot be used; the message names it and the remedy.
     """
 
     def __init__(self, address: Address, tls: ServerTls | None) -> None:
@@ -387,13 +351,9 @@ class Listener:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def open(self, make_server: Callable[[], grpc.aio.Server]) -> Address:
-        """Bind and serve; return the address that clients dial.
+        """Bind and serve; return the address that clients dial, or raise a ListenError.
 
-        Args:
-            make_server: Makes the server that is opened, and another one after a crash.
-
-        Raises:
-            ListenError: The address is in use or not this machine's.
+        ``make_server`` is called again after each crash.
         """
         if self._address.path and _is_served(self._address.path):
             raise ListenError(
@@ -407,11 +367,7 @@ class Listener:
         return Address(host, port, self._address.path)
 
     async def close(self, grace_s: float | None) -> None:
-        """Accept nothing new, and wait until all calls have ended. Idempotent.
-
-        Args:
-            grace_s: After how many seconds calls are cut off; None: at once.
-        """
+        """Accept nothing new, and wait until all calls have ended; as a ``FurtherPort`` does."""
         if self._watching is not None:
             self._watching.cancel()
         self.is_open = False

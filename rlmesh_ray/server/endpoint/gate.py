@@ -1,7 +1,6 @@
 """What an endpoint lets in: the limits of connections and sessions, the token, the drain.
 
-``Gate`` looks at a call's path and metadata only: no message of an unauthenticated client is
-decoded. Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``); RLlink's port has
+Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``); RLlink's port has
 ``dialects.rllink.server.connection.RLlinkLimits``.
 """
 
@@ -36,14 +35,9 @@ _CALLS_BESIDE_STREAMS = 3
 
 
 def max_calls(num_sessions: int, num_streams: int = 1) -> int:
-    """Return how many calls an endpoint with so many sessions takes at a time.
+    """Return how many calls an endpoint takes at a time, with so many sessions and their streams.
 
-    Besides the streams of sessions there are handshakes, health checks, calls into lanes, and
-    clients that wait.
-
-    Args:
-        num_sessions: At a time.
-        num_streams: How many a session may have.
+    Besides these there are handshakes, health checks, calls into lanes, and clients that wait.
     """
     return (num_streams + _CALLS_BESIDE_STREAMS) * num_sessions + _CALLS_BESIDES
 
@@ -68,11 +62,7 @@ RAISE_LIMITS = "close a session, or have the endpoint's operator allow more (uli
 
 
 def require_descriptors(count: int) -> None:
-    """Make sure that this process can open ``count`` descriptors, and a few more.
-
-    Raises:
-        CapacityError: It cannot.
-    """
+    """Raise a CapacityError if this process cannot open ``count`` descriptors, and a few more."""
     try:
         import resource
     except ImportError:  # on Windows
@@ -96,7 +86,6 @@ def require_descriptors(count: int) -> None:
 
 @contextlib.asynccontextmanager
 async def refusing_when_full(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Abort the call with RESOURCE_EXHAUSTED where the block raises CapacityError."""
     try:
         yield
     except CapacityError as error:
@@ -109,14 +98,13 @@ async def refusing_when_full(context: grpc.aio.ServicerContext) -> AsyncIterator
 class Drain:
     """Counts the pending requests of an endpoint, so that it stops without leaving one unanswered.
 
-    To be used in the serving loop only. Rule: once ``is_draining``, a session takes at most one
-    request more, and ends when it has answered all that it took.
+    For the serving loop. Rule: once ``is_draining``, a session takes at most one request more, and
+    ends when it has answered all that it took.
     """
 
     def __init__(self) -> None:
         self._num_pending = 0
         self.is_draining = False
-        """Whether the endpoint is about to stop."""
         self._settled = asyncio.Event()
         self.preparations: list[Callable[[], Awaitable[None]]] = []
         """Awaited before the drain ends, for work that is not counted as requests."""
@@ -166,17 +154,8 @@ _Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[Non
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Names each call, refuses those without a valid token, and counts the sessions of an endpoint.
 
-    Once it is closed, it refuses new sessions. To be used in the serving loop only. It stands in
-    front of services that take raw bytes.
-
-    Args:
-        endpoint_id: Name of the endpoint in the log.
-        token: The token that calls carry, as ``Bearer TOKEN`` or alone, or the file with such
-            tokens; None or False: no check.
-        kind: Kind of server in messages: ``"endpoint"``, ``"gateway"`` or ``"registrar"``.
-
-    Raises:
-        ConfigurationError: The token cannot be carried in metadata, or its file cannot be used.
+    Once it is closed, it refuses new sessions. For the serving loop. It looks at a call's path and
+    metadata only: no message of an unauthenticated client is decoded.
     """
 
     def __init__(self, endpoint_id: str, token: ServerToken, kind: str) -> None:
@@ -186,18 +165,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         self._num_sessions = 0
         self.is_closed = False
         """Whether new Handshake and Join calls are refused, for good."""
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    async def wait_empty(self, timeout_s: float | None) -> bool:
-        """Wait until no session is open; return whether that came in time.
-
-        Args:
-            timeout_s: None: as long as it takes.
-        """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
-        return not self._num_sessions
+        self.empty = asyncio.Event()
+        """Set while no session is open."""
+        self.empty.set()
 
     async def intercept_service(
         self,
@@ -261,12 +231,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     def note_begun(self) -> None:
         """Count a session that begins; a further port counts its own."""
         self._num_sessions += 1
-        self._empty.clear()
+        self.empty.clear()
 
     def note_ended(self) -> None:
         self._num_sessions -= 1
         if not self._num_sessions:
-            self._empty.set()
+            self.empty.set()
 
 
 def _refusal(code: grpc.StatusCode, reason: str) -> grpc.RpcMethodHandler:

@@ -36,12 +36,7 @@ Probe = Callable[[], Health]
 must not block."""
 
 
-def always_serving() -> Health:
-    return Health(is_serving=True)
-
-
 def run_probe(probe: Probe) -> Health:
-    """Return the health from ``probe``; a probe that raises means not serving."""
     try:
         return probe()
     except Exception as error:  # noqa: BLE001  # a health check always gets an answer
@@ -49,11 +44,9 @@ def run_probe(probe: Probe) -> Health:
 
 
 class HealthService:
-    """Answers Check and Watch. To be used in the serving loop only.
+    """Answers Check and Watch, for an endpoint and for each of its services. For the serving loop.
 
-    Args:
-        probe: Returns the health of the endpoint, which is that of each of its services.
-        services: Their full names; the empty name stands for the whole endpoint.
+    The probe is the same for all of them; they have full names, the endpoint the empty one.
     """
 
     def __init__(self, probe: Probe, services: Collection[str]) -> None:
@@ -117,7 +110,6 @@ class HealthService:
 
 
 def _service_in(data: bytes) -> str:
-    """Return the requested service, shortened; raises CodecError."""
     return quoted(wire.parse_request(data))
 
 
