@@ -27,10 +27,6 @@ _LOG = logging.getLogger(__name__)
 def checked_address(address: str, token: ServerToken) -> Address:
     """Return where to listen, if an endpoint with this token may.
 
-    Args:
-        address: As the operator wrote it.
-        token: What calls must carry.
-
     Raises:
         AddressError: ``address`` is malformed, names a protocol, or needs a token.
         ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
@@ -60,15 +56,9 @@ def checked_address(address: str, token: ServerToken) -> Address:
 
 
 def check_exposure(address: Address, token: ServerToken, what: str = "") -> None:
-    """Refuse to listen where strangers could reach an endpoint without a token.
+    """Raise an AddressError where strangers could reach an endpoint without a token.
 
-    Args:
-        address: Where.
-        token: What calls must carry.
-        what: Which option names it, before the address; empty: it is the endpoint's address.
-
-    Raises:
-        AddressError: ``address`` is not loopback and there is no token (and not False).
+    ``what`` names the option with the address in the message; empty: it is the endpoint's address.
     """
     if token or token is False or address.is_local:
         return
@@ -99,6 +89,5 @@ def listen_arguments(address: Address) -> dict[str, Any]:
 
 
 def is_wildcard(address: Address) -> bool:
-    """Tell whether ``address`` means every interface of this machine."""
     ip = ip_of(address.host)
     return ip is not None and ip.is_unspecified

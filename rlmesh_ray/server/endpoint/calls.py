@@ -64,16 +64,9 @@ async def first_message(
 ) -> bytes | None:
     """Take the first message off a stream, or abort its call after a timeout.
 
-    An ``async for`` over ``requests`` then yields the messages after it.
-
-    Args:
-        requests: The stream's messages.
-        context: The stream's call.
-        is_known: Whether the client has shaken hands. Then there is no timeout: it may be building
-            what it needs for the session, a policy for example.
-
-    Returns:
-        None: the stream has ended without a message.
+    An ``async for`` over ``requests`` then yields the messages after it. A client ``is_known`` that
+    has shaken hands: it has no timeout, since it may be building what it needs for the session, a
+    policy for example. None: the stream has ended without a message.
     """
     try:
         async with asyncio.timeout(None if is_known else FIRST_MESSAGE_TIMEOUT_S):
@@ -117,7 +110,6 @@ class IdleTimeout:
         self, timeout_s: float | None, is_active: Callable[[], bool] = lambda: False
     ) -> None:
         self.has_expired = False
-        """Whether the client has been silent for too long."""
         self._timeout_s = timeout_s
         self._is_active = is_active
         self._loop = asyncio.get_running_loop()

@@ -33,11 +33,7 @@ _ELSEWHERE = {
 
 
 def edition_texts(texts: Collection[str]) -> frozenset[str]:
-    """Return the sha256 of each edition text that an operator names.
-
-    Raises:
-        ConfigurationError: A text is not known.
-    """
+    """Return the sha256 of each edition text that an operator names, by name or by sha256."""
     return frozenset(map(edition_sha256, as_names("accept_edition_texts", texts)))
 
 
@@ -142,14 +138,7 @@ def listening(
 ) -> tuple[str, ListenOptions]:
     """Return where an endpoint listens, and how.
 
-    Args:
-        owner: What the caller has called, for messages.
-        address: As the caller gave it.
-        refused: The fields that ``owner`` does not take.
-        default: Where to listen if ``address`` does not say.
-
-    Raises:
-        ConfigurationError: A field is given that ``owner`` does not take.
+    ``owner``, which a caller has called, takes no ``refused`` fields: a ConfigurationError.
     """
     listen = address if isinstance(address, ListenOptions) else ListenOptions(address)
     for name in refused:

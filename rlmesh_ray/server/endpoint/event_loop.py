@@ -41,11 +41,7 @@ class LoopThread:
         self._probed_s: float | None = None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run ``work`` in the loop and return its result; never call this from the loop itself.
-
-        Raises:
-            TimeoutError: It took longer than ``timeout_s``.
-        """
+        """Run ``work`` in the loop and return its result; never call this from the loop itself."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def post(self, function: Callable[[], None]) -> None:
@@ -74,8 +70,7 @@ _START = threading.Lock()
 def shared_loop() -> LoopThread:
     """Return the process's loop; the first call, from any thread, starts it.
 
-    Raises:
-        ConfigurationError: This process was forked from one that had used gRPC, as a loop does.
+    Raises a ConfigurationError in a process that was forked from one that had used gRPC.
     """
     require_no_fork()
     # The cache alone would start one for each thread that comes before the first has returned.
@@ -92,10 +87,8 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
     """Run ``function`` in a daemon thread of its own; to be called from the loop.
 
     The interpreter waits for an executor's threads when it exits, and what runs here may hang
-    for ever: the constructor and ``close`` of a user's environment.
-
-    Raises:
-        OSError: The system lets this process start no thread.
+    for ever: the constructor and ``close`` of a user's environment. An OSError is raised where the
+    system lets this process start no thread.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()

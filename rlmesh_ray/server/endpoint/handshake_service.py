@@ -48,7 +48,6 @@ def new_session_id(offer: HandshakeRequest) -> str:
 
 
 def capabilities_of_session(session_id: str) -> frozenset[str]:
-    """Return the capabilities in a session id; none if the text is no session id."""
     is_id = len(session_id) == _NUM_DIGITS and set(session_id) <= set("0123456789abcdef")
     flags = int(session_id[:_NUM_FLAG_DIGITS], 16) if is_id else 0
     return frozenset(name for at, name in enumerate(_OPTIONAL) if flags >> at & 1)
@@ -60,14 +59,15 @@ def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GenerationHandshake:
-    """How a generation besides the edition's is detected and its handshakes answered."""
+    """How a generation besides the edition's is detected and its handshakes answered.
+
+    The first three tell whether the frame of a Handshake, of a Shutdown, the first one of a Join is
+    the generation's.
+    """
 
     is_handshake: Callable[[bytes], bool]
-    """Whether the frame of a Handshake is the generation's."""
     is_shutdown: Callable[[bytes], bool]
-    """Whether the frame of a Shutdown is the generation's."""
     is_request: Callable[[bytes], bool]
-    """Whether the first frame of a Join is the generation's."""
     answer: Callable[..., HandshakeResponse]
     """As ``released.protocol.answer_released_offer``."""
 
@@ -76,9 +76,7 @@ class ServedDialect(Protocol):
     """What a HandshakeService uses of a dialect."""
 
     @property
-    def handshake_frames(self) -> HandshakeFrames:
-        """Its frames of Handshake and Shutdown."""
-
+    def handshake_frames(self) -> HandshakeFrames: ...
     @property
     def handshake(self) -> GenerationHandshake | None:
         """None for the edition's generation: what no other one detects is its own."""
@@ -91,20 +89,20 @@ class ServiceOptions:
     shutdown: Callable[[], None] | None = None
     """Begins to stop the endpoint for a client's Shutdown; None: Shutdown is refused."""
     on_close: Callable[[], None] | None = None
-    """Called after each model session that a Close has ended; None: nothing is."""
+    """Called after each model session that a Close has ended."""
     accept_texts: frozenset[str] = frozenset()
     """The sha256 of edition texts that are accepted like this package's own."""
     dialects: frozenset[str] = field(default_factory=lambda: frozenset(registry.model_dialects()))
     """Names of the enabled dialects; the clients of any other one are refused."""
     idle_timeout_s: float | None = None
-    """Idle timeout of a session; None: it has none."""
+    """Of a session."""
 
 
 class HandshakeService:
     """Answers Handshake and Shutdown, and reads the first message of a Join, for one service.
 
     Args:
-        dialects: The dialects of the service, by generation.
+        dialects: By generation.
         able: What the endpoint can do beyond the edition, by capability, in each generation.
         options: What the operator has set.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
@@ -145,10 +143,7 @@ class HandshakeService:
     ) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers of the service; they take and return raw bytes.
 
-        Args:
-            service: Full name, such as ``rlmesh.env.v1.EnvService``.
-            join: Serves one session, and writes its responses itself: a generator costs each of
-                them more.
+        ``join`` writes its responses itself: a generator costs each of them more.
         """
         return grpc.method_handlers_generic_handler(
             service,
@@ -160,7 +155,6 @@ class HandshakeService:
         )
 
     async def handshake(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Negotiate the edition; the answer has the contract if the peers match."""
         generation = self._generation(attrgetter("is_handshake"), data)
         frames = self._frames[generation]
         offer = parsed(frames.parse_request, data)
@@ -175,10 +169,7 @@ class HandshakeService:
         return frames.pack_response(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Answer a Shutdown; stop the endpoint after the outstanding requests, if that is allowed.
-
-        Only a client of a server with ``allow_shutdown=True`` may.
-        """
+        """Answer a Shutdown; if it is allowed, stop the endpoint after the outstanding requests."""
         generation = self._generation(attrgetter("is_shutdown"), data)
         frames = self._frames[generation]
         request = parsed(frames.parse_shutdown_request, data)
@@ -204,10 +195,7 @@ class HandshakeService:
         """Take the first message off a Join, and detect its generation.
 
         Aborts the call if the endpoint does not serve that generation, or if a client that has not
-        shaken hands sends no message in time; see the function ``first_message``.
-
-        Returns:
-            The generation and the message; None: the stream has ended without one.
+        shaken hands sends no message in time. None: the stream has ended without a message.
         """
         metadata = dict(context.invocation_metadata() or ())
         is_known = capabilities.SESSION_METADATA_KEY in metadata
@@ -227,7 +215,6 @@ class HandshakeService:
     def _generation(
         self, predicate: Callable[[GenerationHandshake], Callable[[bytes], bool]], data: bytes
     ) -> str:
-        """Return the generation whose predicate holds for the first frame of a call."""
         others = self._others.items()
         return next((name for name, each in others if predicate(each)(data)), PROTOCOL_V1)
 

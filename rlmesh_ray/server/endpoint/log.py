@@ -33,11 +33,7 @@ def new_endpoint_id() -> str:
 
 
 def short_name(session_id: str) -> str:
-    """Return the name of a session in the log.
-
-    Args:
-        session_id: Its id, a secret; empty where the protocol has none: the name is drawn then.
-    """
+    """Return the name of a session in the log; a drawn one where the protocol has no ids."""
     if not session_id:
         return secrets.token_hex(_NAME_CHARACTERS // 2)
     return hashlib.sha256(session_id.encode()).hexdigest()[:_NAME_CHARACTERS]
@@ -58,7 +54,6 @@ def current() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def logged_as(endpoint_id: str, session: str = "") -> Iterator[None]:
-    """Have records carry these names, within the context and in tasks that begin there."""
     former = _NAMES.set((endpoint_id, session))
     try:
         yield
@@ -69,9 +64,7 @@ def logged_as(endpoint_id: str, session: str = "") -> Iterator[None]:
 def facts(event: str, **fields: object) -> dict[str, dict[str, object]]:
     """Return what a record says to programs, as ``extra`` of the call that logs it.
 
-    Args:
-        event: What happened, in a word that does not change.
-        fields: Anything that JSON can express.
+    ``event`` is a word that does not change; the fields are anything that JSON can express.
     """
     return {"facts": {"event": event, **fields}}
 
@@ -96,10 +89,8 @@ class LogFormat(enum.StrEnum):
 def log_to_stderr(log_format: LogFormat, *, with_sessions: bool = False) -> None:
     """Write this package's records to standard error; the last call counts.
 
-    Args:
-        log_format: Format of a line: text has warnings, JSON also the events of sessions.
-        with_sessions: Whether text has the begin and end of sessions, their slow resets, and the
-            server's end, too.
+    Text has warnings, and ``with_sessions`` the begin and end of sessions, their slow resets, and
+    the server's end; JSON has all events of sessions.
     """
     logger = logging.getLogger(_PACKAGE)
     for former in [one for one in logger.handlers if isinstance(one, _Handler)]:
@@ -123,11 +114,7 @@ def formatter_of(log_format: LogFormat) -> logging.Formatter:
 
 
 def configure_logging_from_environment() -> None:
-    """Log to standard error in the format that an environment variable names; for actors.
-
-    Raises:
-        ConfigurationError: The variable names an unknown format.
-    """
+    """Log to standard error in the format that an environment variable names; for actors."""
     named = os.environ.get(FORMAT_VARIABLE)
     if not named:
         return
@@ -163,7 +150,6 @@ class TextFormatter(logging.Formatter):
     """``time level logger: message [endpoint … session …]``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's lines, printable; all but the first one are indented."""
         return printable(super().format(record)).replace("\n", "\n  ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:

@@ -28,10 +28,8 @@ class SessionCounters:
     def __init__(self) -> None:
         self._started_s = time.monotonic()
         self.num_open = self._opened = 0
-        self.refused = 0
-        """Sessions that were refused because the endpoint was full."""
-        self.lost = 0
-        """Sessions that ended without Close."""
+        # As in ``SessionStatistics``.
+        self.refused = self.lost = 0
         self.errors: Counter[str] = Counter()
         """Errors of requests, by code."""
 
@@ -56,13 +54,11 @@ class LaneTotals:
 
     durations: tuple[int, ...] = (0,) * num_counters(DURATION_BOUNDS_NS)
     """Vector steps by duration, as ``HistogramCounter.read`` returns them."""
+    # As in ``EnvStatistics``.
     lane_steps: int = 0
     episodes: int = 0
-    """Episodes that were seen to end."""
     deviations: int = 0
-    """Values out of range, and episodes that such a value has truncated."""
     resets: int = 0
-    """Resets that succeeded."""
 
     @property
     def num_steps(self) -> int:
@@ -84,7 +80,6 @@ class LaneCounters:
 
     def __init__(self) -> None:
         self.resets = 0
-        """Resets that succeeded."""
         self.transport = "grpc"
         """The present transport of its steps."""
         self.progress: SessionProgress | None = None
@@ -102,12 +97,10 @@ class EnvCounters:
 
     def __init__(self) -> None:
         self.sessions = SessionCounters()
-        """Its sessions."""
         self._lock = threading.Lock()
         self._running: set[LaneCounters] = set()
         self._ended = LaneTotals()
         self.worker_restarts = 0
-        """Worker processes that took the place of another within a session."""
 
     def open(self) -> LaneCounters:
         lanes = LaneCounters()
@@ -153,13 +146,12 @@ class SessionLog:
     """Logs the begin and the end of one session."""
 
     counts: SessionCounters
-    """Counters of the endpoint."""
+    """Those of the endpoint."""
     peer: str
     """gRPC's name of the client."""
     dialect: str
-    """Name of the client's dialect."""
     done: Callable[[], Mapping[str, int]]
-    """Returns counters of the session for the log, by name."""
+    """Returns what the session has done, by name."""
     begun_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -173,14 +165,7 @@ class SessionLog:
     def end(
         self, *, is_closed: bool, is_idle: bool, is_stopping: bool, has_failed: bool = False
     ) -> None:
-        """Log the end; to be called once.
-
-        Args:
-            is_closed: Whether its Close was answered.
-            is_idle: Whether the idle timeout has ended it.
-            is_stopping: Whether the endpoint stops.
-            has_failed: Whether a fault of this package has ended it.
-        """
+        """Log the end, and count a loss; to be called once."""
         is_lost = not (is_closed or is_stopping)
         if is_closed:
             cause = "closed"
@@ -225,12 +210,7 @@ class FailureLog:
         self._counts: Counter[str] = Counter()
 
     def note(self, failure: Failure, detail: str = "") -> None:
-        """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ...
-
-        Args:
-            failure: The answer to the client.
-            detail: Added to the message in the log.
-        """
+        """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ..."""
         places = _PLACE.findall(failure.debug_info)
         kind = f"{failure.kind.name} {places[-1] if places else _NUMBER.sub('0', failure.message)}"
         if kind not in self._counts and len(self._counts) >= _MAX_KINDS:

@@ -66,7 +66,7 @@ class RunnerStatus:
 
 
 def in_order(endpoint: EndpointStatus) -> tuple[str, list[tuple[int, str]]]:
-    """Return a key that sorts endpoints by fleet and id, with numbers in order: 2 before 10."""
+    """Return a sort key: fleet and id, with numbers in order, 2 before 10."""
     parts = _DIGITS.split(endpoint.endpoint_id)
     # Digits are at the odd indices, so only parts of the same kind are compared.
     keys = [(int(each), "") if place % 2 else (0, each) for place, each in enumerate(parts)]
@@ -115,7 +115,6 @@ def _recent(now: Histogram, before: Histogram | None) -> Histogram:
 
 
 def _summary(name: str, histogram: Histogram) -> dict[str, float | None]:
-    """Return the quantiles of durations, or the mean of other numbers."""
     if not name.endswith("_s"):
         return {name: histogram.mean}
     what = name.removesuffix("_s")

@@ -92,11 +92,7 @@ def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
 
 
 class _MetricsPort:
-    """Answers one HTTP request per connection. For the serving loop.
-
-    Args:
-        app: What answers, a WSGI application; it is called in threads.
-    """
+    """Answers one HTTP request per connection by a WSGI application. For the serving loop."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -104,11 +100,7 @@ class _MetricsPort:
         """The oldest first."""
 
     async def open(self, place: Address) -> int:
-        """Listen; return the port.
-
-        Raises:
-            OSError: The address is in use, or not this machine's.
-        """
+        """Listen; return the port. Raises an OSError."""
         self._server = await asyncio.start_server(
             self._serve, **listen_arguments(place), limit=MAX_REQUEST_BYTES
         )

@@ -18,12 +18,7 @@ MOST_SHARE = 0.1
 
 
 class TokenBucket:
-    """A rate limit.
-
-    Args:
-        rate: Events a second; as many at once after a pause.
-        clock: Returns seconds that only grow.
-    """
+    """A rate limit: so many events a second, and as many together after a pause."""
 
     def __init__(self, rate: int, clock: Callable[[], float]) -> None:
         self._rate = self._tokens = float(rate)
@@ -44,9 +39,6 @@ class PictureLimits:
     """The limits of one session's pictures, each of which delays the session.
 
     There is one at a time, so many a second, and together they take a share of the session's time.
-
-    Args:
-        clock: Returns seconds that only grow.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,11 +47,7 @@ class PictureLimits:
         self._none_before_s = 0.0
 
     def objection(self, *, is_rendering: bool) -> str:
-        """Return why there is no picture now; empty: there may be one, which counts.
-
-        Args:
-            is_rendering: Whether a picture is being rendered, or waits for its turn.
-        """
+        """Return why there is no picture now; empty: there may be one, which counts."""
         if is_rendering:
             return (
                 "a picture of this session is being rendered, or waits for its turn; ask again "
@@ -75,17 +63,11 @@ class PictureLimits:
         return ""
 
     def note(self, took_s: float) -> None:
-        """Note how long the session was delayed by a picture."""
         self._none_before_s = self._clock() + (1 / MOST_SHARE - 1) * took_s
 
 
 class StatisticsService:
-    """Answers the call Statistics of ObserverService. For the serving loop.
-
-    Args:
-        read: Returns the statistics; it must not block.
-        clock: Returns seconds that only grow.
-    """
+    """Answers the call Statistics of ObserverService. For the serving loop."""
 
     def __init__(
         self,

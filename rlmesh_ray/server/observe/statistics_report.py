@@ -40,10 +40,9 @@ def observed_statistics(statistics: Statistics) -> EndpointStatistics:
 
 
 def statistics_of(observed: EndpointStatistics) -> Statistics | None:
-    """Return the statistics that an observer has received; None: there are none yet.
+    """Return the statistics that an observer has received, or raise a CodecError.
 
-    Raises:
-        CodecError: They are not what this version knows.
+    None: there are none yet.
     """
     kind = _KINDS.get(observed.service)
     return None if kind is None else _checked(kind, observed.counters)
@@ -63,11 +62,7 @@ def pack_report(statistics: EnvStatistics) -> bytes:
 
 
 def parse_report(data: bytes) -> EnvStatistics:
-    """Return the statistics in the request ``data``.
-
-    Raises:
-        CodecError: It has no report, or an impossible one.
-    """
+    """Return the statistics in a request; raises a CodecError without a possible report."""
     message = parse(pb.AttendRequest, data)
     if not message.HasField("report"):
         raise CodecError("the request has no report")
@@ -87,11 +82,6 @@ def parse_report(data: bytes) -> EnvStatistics:
 
 
 def _checked(kind: type[StatisticsT], values: Mapping[str, Any]) -> StatisticsT:
-    """Return the statistics that have these values, as JSON has them.
-
-    Raises:
-        CodecError: A value is missing or impossible.
-    """
     try:
         statistics: StatisticsT = _record(kind, values)
         return statistics

@@ -43,30 +43,17 @@ _NO_REPORT = EndpointStatistics("", {})
 class PoolRegistry(Protocol):
     """Where a registrar enters endpoints. It is called in threads, and may block.
 
-    The text of an RlmeshError that it raises is sent to the endpoint.
+    The first two raise a ConfigurationError for an endpoint that cannot be in the pool as it is,
+    another RlmeshError for one that cannot now. The text is sent to the endpoint.
     """
 
     def check(self, endpoint_id: str, address: str) -> Any:
-        """Check an endpoint before it is entered; several may be checked at once.
-
-        Returns:
-            The finding, for ``enter``.
-
-        Raises:
-            ConfigurationError: It cannot be in the pool as it is.
-            RlmeshError: It cannot be in the pool now.
-        """
+        """Check an endpoint; return what ``enter`` needs. Several may be checked at a time."""
 
     def enter(self, endpoint_id: str, address: str, found: Any) -> int:
         """Put an endpoint into the pool, in place of a former one of that id.
 
-        Never at the same time as another call of this or ``remove``.
-
-        Returns:
-            Its incarnation.
-
-        Raises:
-            RlmeshError: As ``check`` does; the registry has not changed then.
+        Return its incarnation. Never at the same time as another call of this or ``remove``.
         """
 
     def remove(self, endpoint_id: str) -> None:
@@ -93,11 +80,10 @@ class _RegistrationStream:
 
 
 class Registrar(Server):
-    """Listens for endpoints that register themselves. Usable as a context manager.
+    """Listens for endpoints that register themselves.
 
-    Endpoints are checked before they are entered; see ``PoolRegistry.check``. Limits: 1,024
-    endpoints, 4 KiB a message, 10 s until the registration request; silent endpoints are removed
-    after 15 s.
+    Endpoints are checked before they are entered. Limits: 1,024 endpoints, 4 KiB a message, 10 s
+    until the registration request; silent endpoints are removed after 15 s.
 
     Args:
         pool: The name of the pool.
@@ -106,10 +92,7 @@ class Registrar(Server):
         secret: The pool's secret, from which the token that endpoints send is derived. None: no
             token, which needs a loopback address.
         tls: Files for TLS.
-        max_endpoints: Most endpoints at a time.
-
-    Raises:
-        ConfigurationError: An argument is wrong; the message says which and how to mend it.
+        max_endpoints: At a time.
     """
 
     def __init__(
@@ -138,12 +121,6 @@ class Registrar(Server):
         self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=lambda: None)
 
     def start(self) -> Self:
-        """Listen.
-
-        Raises:
-            ListenError: The address is in use or not this machine's.
-            LocalProtocolError: It was started or stopped before.
-        """
         attend = grpc.stream_stream_rpc_method_handler(self._attend)
         handlers = grpc.method_handlers_generic_handler(wire.SERVICE, {"Attend": attend})
         statistics = StatisticsService(self._members)
@@ -203,7 +180,6 @@ class Registrar(Server):
     async def _received(
         self, stream: _RegistrationStream, requests: AsyncIterator[bytes], peer: str
     ) -> RegistrationRefused | None:
-        """Read the registration request of ``peer``; return its refusal, None: it is valid."""
         try:
             data = await asyncio.wait_for(anext(requests), _REQUEST_TIMEOUT_S)
             stream.request = wire.parse_registration(data)
@@ -221,7 +197,6 @@ class Registrar(Server):
         return self._conflict(stream.request)
 
     def _conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
-        """Return why the endpoint may not have its id now; None: it may."""
         holder = self._holders.get(request.endpoint_id)
         if holder is None:
             if len(self._holders) < self._max_endpoints:
@@ -320,7 +295,6 @@ def _not_like_this(message: str) -> RegistrationRefused:
 
 
 def _superseded(holder: _RegistrationStream) -> RegistrationRefused:
-    """Return the refusal for the former holder of an id."""
     return RegistrationRefused(
         RefusalKind.REPLACED,
         f"another endpoint, at {holder.address}, has registered as "
