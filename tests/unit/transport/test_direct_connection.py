@@ -90,7 +90,7 @@ def test_an_answer_that_comes_after_a_late_bell_is_received(
     answer = frames.ANSWER.pack(1, frames.DONE, 4, 0) + b"body"
     after_each_look(monkeypatch, lambda: ends.worker.send(answer), lambda: None)
 
-    assert ends.direct.receive(60.0) == b"body"
+    assert ends.direct.receive(60.0) == bytearray(b"body")
     assert ends.direct.is_open
 
 
@@ -101,7 +101,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(
     answer = frames.ANSWER.pack(1, frames.DONE, 0, 0)
     after_each_look(monkeypatch, ends.wake, ends.wake, lambda: ends.worker.send(answer))
 
-    assert ends.direct.receive(60.0) == b""
+    assert ends.direct.receive(60.0) == bytearray()
     assert ends.direct.is_open
 
 
