@@ -429,7 +429,7 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
     # A look that waited (it did, for 3 s at most) would have the step miss its deadline here.
     receive = DirectConnection.receive
 
-    def open_the_gate(direct: DirectConnection, timeout_s: float) -> bytes | None:
+    def open_the_gate(direct: DirectConnection, timeout_s: float) -> bytearray | None:
         gate.touch()
         return receive(direct, timeout_s)
 
