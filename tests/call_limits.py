@@ -13,17 +13,17 @@ LIMITS = {
     limit.case: limit
     for limit in (
         # case, client, its files, endpoint, worker, all files
-        Calls("step, 1 lane, gRPC", 94, 18, 83, 52, 32),
-        Calls("step, 1 lane, TCP", 63, 15, 0, 57, 23),
-        Calls("step, 1 lane, shared memory", 60, 15, 0, 54, 23),
-        Calls("step, 64 lanes, gRPC", 100, 17, 84, 52, 31),
-        Calls("step, 64 lanes, TCP", 68, 15, 0, 57, 23),
-        Calls("step, 64 lanes, shared memory", 65, 15, 0, 54, 23),
-        Calls("prediction, 1 row", 71, 15, 97, None, 27),
-        Calls("prediction, 32 rows", 71, 15, 97, None, 27),
-        Calls("step of a runner, 8 lanes, gRPC", 150, 26),
-        Calls("step of a runner, 8 lanes, TCP", 121, 23),
-        Calls("step of a runner, 8 lanes, shared memory", 118, 23),
+        Calls("step, 1 lane, gRPC", 53, 13, 59, 40, 25),
+        Calls("step, 1 lane, TCP", 33, 10, 0, 39, 16),
+        Calls("step, 1 lane, shared memory", 33, 10, 0, 39, 16),
+        Calls("step, 64 lanes, gRPC", 60, 14, 59, 40, 26),
+        Calls("step, 64 lanes, TCP", 35, 11, 0, 39, 17),
+        Calls("step, 64 lanes, shared memory", 35, 11, 0, 39, 17),
+        Calls("prediction, 1 row", 51, 13, 67, None, 22),
+        Calls("prediction, 32 rows", 51, 13, 67, None, 22),
+        Calls("step of a runner, 8 lanes, gRPC", 114, 22),
+        Calls("step of a runner, 8 lanes, TCP", 95, 19),
+        Calls("step of a runner, 8 lanes, shared memory", 95, 19),
     )
 }
 FILES_OF_A_STEP = LIMITS["step of a runner, 8 lanes, gRPC"].client_files

@@ -250,7 +250,7 @@ def test_room_imports_only_what_it_may(room: str) -> None:
             assert top in allowed, f"{path} imports {top}"
 
 
-# A runner and its ways of sampling know each other; so do a model and its player of actions.
+# A runner and its ways of sampling know each other.
 IN_CIRCLES = ("rllib/runner/",)
 
 
@@ -272,6 +272,38 @@ def test_imports_have_no_circle() -> None:
 
     modules.prepare()
     folders.prepare()
+
+
+def legs_of_walks() -> dict[str, list[str]]:
+    """Return the files of each table in ARCHITECTURE.md whose first column is ``file``."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    tables = re.findall(
+        r"^### (.+)\n(?:.*\n)*?\| file \|.*\n\|---\|---\|\n((?:\| `.+\n)+)", text, re.M
+    )
+    return {leg: re.findall(r"^\| `([\w/.]+)`", rows, re.M) for leg, rows in tables}
+
+
+def test_the_walks_have_a_table_for_each_process() -> None:
+    assert len(legs_of_walks()) == 5
+
+
+@pytest.mark.parametrize("leg", legs_of_walks())
+def test_each_file_of_a_walk_is_imported_by_one_before_it(leg: str) -> None:
+    names = {f"{name}.py": path for name, path in product_modules().items()}
+    files = legs_of_walks()[leg]
+    assert len(files) == len(set(files))
+    reached = set(files[:1])
+
+    for file in files:
+        assert file in names, f"{file} does not exist"
+        assert file in reached, f"no file before {file} imports it"
+        for node in import_statements(names[file])[0]:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = node.module.removeprefix("rlmesh_ray.").replace(".", "/")
+                reached |= {
+                    f"{each}.py"
+                    for each in (module, *(f"{module}/{alias.name}" for alias in node.names))
+                }
 
 
 @pytest.mark.parametrize("lazy", LAZY_MODULES)
