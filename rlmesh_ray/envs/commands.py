@@ -1,4 +1,4 @@
-"""Commands of an endpoint to its env worker, and their replies: one for each command, in order.
+"""Commands of an endpoint to its env worker, and their replies, in order; two commands have none.
 
 Arrays are not in these messages: the actions are in the step buffers before a command is sent, and
 observations, rewards and flags when its reply arrives. Text columns have no fixed size and are

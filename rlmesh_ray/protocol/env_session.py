@@ -245,7 +245,7 @@ class EpisodeStart:
 
 
 class EpisodeCounterSource(Protocol):
-    """Counts of the tracked episodes, as the ``EpisodeCounts`` of ``transport.session_progress``.
+    """Counts of the tracked episodes, as the ``EpisodeCounts`` of ``transport.exactly_once``.
 
     ``is_tracked``, ``step_counts`` and ``cumulative_rewards`` are arrays with one entry for each
     lane. After an episode has ended, its counts stay until the lane begins another.

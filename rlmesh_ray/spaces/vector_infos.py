@@ -161,7 +161,7 @@ def _has_entry(value: object, lane: int) -> bool:
 # --- texts in place of values that have no wire form ---
 
 LEFT_OUT_KEY = "rlmesh_ray.left_out"
-"""Key of the infos for the notice that entries were left out."""
+"""Key of the infos for the notice that entries were left out or made text."""
 CONTAINERS = (Mapping, list, tuple, set, frozenset, np.ndarray)
 """Types whose values have parts."""
 

@@ -183,7 +183,7 @@ class ClientModel:
         self._accept(Result(answer.number, chain), STEP)
 
     def wake_up(self) -> None:
-        """``DirectConnection.wait``: the bell was for an answer that it had taken before."""
+        """``DirectConnection.receive``: the bell was for an answer that it had taken before."""
         self.world.change_connection(self.direct, is_rung=False)
 
     def see_cut(self) -> None:
@@ -294,7 +294,7 @@ class ClientModel:
         world.require(is_before or not self.broken_at, "after a failure nothing but a Reset works")
         self.chain += (name,)
         world.require(result.chain == self.chain, "no step is missing, added or of another run")
-        if kind in (RESET, PARTIAL):  # DirectConnector.lanes_were_reset
+        if kind in (RESET, PARTIAL):  # DirectConnector.on_lanes_reset
             self.is_worth_a_try, self.num_lost = True, 0
 
     def see_the_end(self) -> None:
@@ -313,7 +313,7 @@ class ClientModel:
     # --- DirectConnector -----------------------------------------------------------------------
 
     def _find_direct(self) -> None:
-        """``DirectConnector.direct``, without what it tries after a pause."""
+        """``DirectConnector.connection``, without what it tries after a pause."""
         if self.has_lost_direct:
             self.has_lost_direct = False
             self.num_lost += 1

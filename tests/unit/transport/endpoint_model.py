@@ -298,7 +298,7 @@ class EndpointModel:
         self._request(Order(kind, number))
 
     def _take_worker(self) -> None:
-        """``WorkerPool.replace``."""
+        """``WorkerPool.take``."""
         self.world.worker.start()
         self.process = self.world.worker.process
         self.buffers = self.direct_block = self.world.worker.own_block

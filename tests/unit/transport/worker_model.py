@@ -1,4 +1,4 @@
-"""The env worker of ``session_model``: ``envs.worker.Worker`` with its ``DirectStepServer``.
+"""The env worker of ``session_model``: ``envs.worker.EnvWorker`` with its ``DirectStepServer``.
 
 ``WorkerSide`` and ``SessionProgress`` are production's; what surrounds them is modelled after the
 methods that the comments name.
@@ -191,7 +191,7 @@ class WorkerModel:
         self.replies += (Reply(DETACH),)
 
     def _attach(self, number: int) -> None:
-        """``Worker._attach``."""
+        """``EnvWorker._open_direct``."""
         self._close_direct()
         self.side.is_direct_open = False
         self._move_to(self.world.connections[number].buffers or self.own_block)
@@ -199,7 +199,7 @@ class WorkerModel:
         self.replies += (Reply(ATTACH),)
 
     def _move_to(self, buffers: int) -> None:
-        """``Worker._move_to``: the results come along."""
+        """``EnvWorker._switch_buffers``: the results come along."""
         self.world.write_block(buffers, chain=self.world.blocks[self.buffers].chain)
         self.buffers = buffers
 

@@ -1,4 +1,4 @@
-"""Client session with a dm_env_rpc server, as a ``EnvSessionClient``.
+"""Client session with a dm_env_rpc server, as an ``EnvSessionClient``.
 
 Each agent has a stream: a vector step is one round trip. All requests are sent before the first
 answer is awaited. After an answer that is an error the other answers are received, too, so that all
