@@ -334,6 +334,33 @@ def test_endpoints_that_come_later_are_found(toys: list[Toy]) -> None:
         assert list(stream(channel, "Name")) == [b"b"]
 
 
+def test_a_client_gets_an_endpoint_that_has_come_since_the_last_list(toys: list[Toy]) -> None:
+    lists = iter([[Target("absent", 1, "127.0.0.1:1")]])
+    with (
+        GatewayServer(lambda: next(lists, [toys[0].target])) as gateway,
+        connect_options(gateway) as channel,
+    ):
+        assert list(stream(channel, "Name")) == [b"a"]
+
+
+def test_endpoints_are_checked_while_a_list_does_not_come(toys: list[Toy]) -> None:
+    is_listed, may_come = threading.Event(), threading.Event()
+
+    def find() -> list[Target]:
+        if is_listed.is_set():
+            may_come.wait(WAIT_S)
+        is_listed.set()
+        return [toys[0].target]
+
+    with GatewayServer(find) as gateway:
+        assert gateway.health().is_serving
+
+        toys[0].stop()
+
+        assert eventually(lambda: not gateway.health().is_serving)
+        may_come.set()
+
+
 def test_an_endpoint_that_is_listed_no_more_keeps_its_calls_and_gets_no_others(
     toys: list[Toy],
 ) -> None:

@@ -306,7 +306,7 @@ class Server:
         return self._endpoint.health()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Refuse new sessions for good, and wait until the open ones have ended; then call ``stop``.
+        """Refuse new sessions for good, and wait until the open ones have ended; it does not stop.
 
         Args:
             timeout_s: How long to wait; None: as long as it takes.

@@ -109,6 +109,7 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
         # The rest belongs to the serving loop.
         self._balancer = GatewayBalancer()  # names a client's connection as gRPC does
         self._checking: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[None] | None = None
         self._obstacle = ""
         """Why the last listing failed."""
         self._health = Health(False, "its endpoints have not been asked yet")
@@ -215,11 +216,14 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
                 f"the endpoint that knows this session has gone from behind the gateway; {_AGAIN}"
             )
         tried: set[Target] = set()
-        while target := self._balancer.choose(connection, time.monotonic(), without=tried):
-            if channel := await self._connected(connection):
-                _LOG.info("%s goes to endpoint %s", connection, target.endpoint_id)
-                return target, channel
-            tried.add(target)
+        for may_list in (True, False):
+            while target := self._balancer.choose(connection, time.monotonic(), without=tried):
+                if channel := await self._connected(connection):
+                    _LOG.info("%s goes to endpoint %s", connection, target.endpoint_id)
+                    return target, channel
+                tried.add(target)
+            if may_list:  # one may have come, or have moved, since the last check
+                await self._list()
         if tried:
             raise EndpointUnreachableError(
                 f"none of the {len(tried)} endpoints behind this gateway answers; {_AGAIN} when "
@@ -262,6 +266,12 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
     # --- endpoints -------------------------------------------------------------------------------
 
     async def _list(self) -> None:
+        """List the endpoints, one list at a time; one that comes late counts for later calls."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.ensure_future(self._renew())
+        await asyncio.wait({self._listing}, timeout=3 * PERIOD_S)
+
+    async def _renew(self) -> None:
         try:
             self._balancer.renew(await in_thread(self._find))
             self._obstacle = ""
