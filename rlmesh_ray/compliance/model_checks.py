@@ -34,7 +34,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column, Leaf, coerce, leaves
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
-from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec, TupleSpec
+from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec, TextSpec, TupleSpec
 
 _NUM_CANDIDATES = 16
 # A stochastic policy must not be mistaken for a wrong order: with two equally likely actions that
@@ -367,7 +367,10 @@ def rows(columns: list[Column], *chosen: int) -> list[Column]:
 
 
 def _sampled(leaf: Leaf, num_rows: int, seed: int) -> Column:
-    space = to_gymnasium(leaf.spec)
+    spec = leaf.spec
+    if isinstance(spec, TextSpec):  # it may allow texts of any length
+        spec = replace(spec, max_length=min(spec.max_length, spec.min_length + 8))
+    space = to_gymnasium(spec)
     space.seed(seed)
     column: Column = coerce(leaf, [space.sample() for _ in range(num_rows)], num_rows)
     return column

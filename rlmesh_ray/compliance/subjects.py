@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -96,8 +96,9 @@ class Subject:
 
     def offer(self, **changes: Any) -> HandshakeRequest:
         offered, text = {capabilities.SPACES_CORE: ""}, self.connect_options.text_sha256
-        own = make_handshake_request("rlmesh-ray check", __version__, offered, text=text)
-        return replace(own, **changes)
+        return replace(
+            make_handshake_request("rlmesh-ray check", __version__, offered, text=text), **changes
+        )
 
     def ask_shutdown(self) -> bool:
         request = self.wire.HANDSHAKE.pack_shutdown_request("rlmesh-ray check")
@@ -290,14 +291,12 @@ class EnvSubject(Subject):
             session.reset()
             yield session
 
-    @contextmanager
-    def probe_after_reset(self) -> "Iterator[RawEnvSession]":
+    def probe_after_reset(self) -> "AbstractContextManager[RawEnvSession]":
         self.probe()
-        with self.after_reset() as session:
-            yield session
+        return self.after_reset()
 
     def refused(self, action: bytes, why: str) -> EnvFailed:
-        """Return the error of the first Step of a session, which must fail, since ``why``."""
+        """Return the error of a session's first Step, which must fail; messages tell ``why``."""
         with self.after_reset() as session:
             return session.refused(session.step_request(action), why)
 
@@ -523,7 +522,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse, ModelFailed]):
         return error
 
     def actions(self, response: Predicted, num_slots: int, route_id: str = ROUTE) -> list[Column]:
-        """Return the columns of the actions, which must be one of the route's space per slot."""
+        """Return the columns of the actions: for each slot one of the route's space."""
         spec = self._contract(route_id).action_space
         try:
             columns = values.decode_batch(spec, response.action, num_slots)

@@ -36,15 +36,15 @@ ENV_CHECKS = _ordered(ENV)
 """Checks of an EnvService by clause, in the order in which they run."""
 MODEL_CHECKS = _ordered(MODEL)
 """Checks of a ModelService by clause, in the order in which they run."""
+_CHECKS = {"env": ENV_CHECKS, "model": MODEL_CHECKS}
 
 
 def check_all(subject: Subject) -> Iterator[Finding]:
-    clauses = {"env": ENV_CHECKS, "model": MODEL_CHECKS}[subject.service]
-    return (check_clause(subject, clause) for clause in clauses)
+    return (check_clause(subject, clause) for clause in _CHECKS[subject.service])
 
 
 def check_clause(subject: Subject, clause: str) -> Finding:
-    check = {"env": ENV, "model": MODEL}[subject.service][clause]
+    check = _CHECKS[subject.service][clause]
     verdict, message = Verdict.BROKEN, ""
     try:
         _check_retrying(check, subject)
@@ -62,7 +62,7 @@ def check_clause(subject: Subject, clause: str) -> Finding:
 
 
 def _check_retrying(check: Check, subject: Subject) -> None:
-    """Check, again while the server has no room for a session yet."""
+    """Check; check again while the server has no room for a session."""
     for _ in range(_MOST_RETRIES):
         try:
             return check(subject)

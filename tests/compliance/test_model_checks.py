@@ -145,6 +145,12 @@ def test_observations_for_checks_are_within_their_space_and_differ(space: Any) -
     )
 
 
+def test_texts_of_observations_for_checks_are_short_where_the_space_allows_long_ones() -> None:
+    (texts,) = varied(from_gymnasium(spaces.Text(10_000)), 32, seed=0)
+
+    assert 1 <= min(map(len, texts)) < max(map(len, texts)) <= 9
+
+
 # --- establishment ---------------------------------------------------------------------
 
 

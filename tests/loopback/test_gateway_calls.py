@@ -357,7 +357,7 @@ def test_endpoints_are_checked_while_a_list_does_not_come(toys: list[Toy]) -> No
 
         toys[0].stop()
 
-        assert eventually(lambda: not gateway.health().is_serving)
+        assert eventually(lambda: not gateway.health().is_serving, WAIT_S / 2)
         may_come.set()
 
 
