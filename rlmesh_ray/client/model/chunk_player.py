@@ -77,7 +77,7 @@ class ChunkPlayer:
     Args:
         horizon: Number of actions in a chunk; None: that of the first chunk.
         execution_horizon: How many actions of a chunk are played, from its first; default: all.
-        prefetch: With how many actions left the next chunk is asked for. ``"auto"``: as many as are
+        prefetch: At how many actions left the next chunk is asked for. ``"auto"``: as many as are
             played during the longest of the latest 8 latencies, and one more, but at most half of
             the execution horizon; 0 where not even the shortest is shorter than a chunk lasts. 0:
             none are left, so that each chunk is waited for. The horizon or more: once the one
@@ -89,7 +89,7 @@ class ChunkPlayer:
             ``(*action,)``.
 
     Raises:
-        ConfigurationError: An option is none, or the execution horizon is more than the horizon.
+        ConfigurationError: An option is invalid, or the execution horizon exceeds the horizon.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class ChunkPlayer:
         Raises:
             ConfigurationError: The first chunk has fewer actions than the execution horizon, or
                 an action has no mean.
-            ConformanceError: It has not ``horizon`` actions.
+            ConformanceError: It does not have ``horizon`` actions.
         """
         self._waiting.discard(request)
         chunk = _Chunk(request.step, _map_leaves(self._checked, actions))
@@ -234,7 +234,7 @@ class ChunkPlayer:
             bisect.insort(self._chunks, chunk, key=operator.attrgetter("step"))
 
     def next_action(self, now_s: float) -> Any | None:
-        """Return the action of this step, and go on to the next one.
+        """Return the action of this step, and advance to the next one.
 
         Args:
             now_s: The time, which measures the caller's steps.

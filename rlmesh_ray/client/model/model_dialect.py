@@ -1,6 +1,7 @@
 """The dialects of a session with a ModelService: requests and answers, without I/O."""
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -58,8 +59,7 @@ class Slots:
         """Return them in the protocol's form.
 
         Raises:
-            ConformanceError: The fields have not as many entries as each other, or one is not what
-                its field takes.
+            ConformanceError: The fields differ in length, or an entry has a wrong type or value.
         """
         lanes = _entries("env_indices", self.env_indices, int)
         ids = _entries("episode_ids", self.episode_ids, str)
@@ -76,10 +76,14 @@ class Slots:
         return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
+Encode = Callable[[Sequence[Column], int], bytes]
+"""Encodes columns of a number of rows; raises CodecError if they have no wire form."""
+
+
 class RouteBatch(NamedTuple):
     """Observations of a route, checked."""
 
-    contract: EnvContract
+    encode: Encode
     """The route's."""
     rows: Sequence[PredictSlot]
     """The slot of each row."""
@@ -118,7 +122,7 @@ class EditionModelClientDialect:
     """The dialect of ``rlmesh.protocol.v1``: all requests of one session, and their answers.
 
     Methods that make requests take their ids from the front of ``ids``. Used under the session's
-    lock, but for ``encode`` and ``actions``.
+    lock, except for ``encoder`` and ``actions``.
 
     Args:
         session_id: Named in every context.
@@ -156,7 +160,7 @@ class EditionModelClientDialect:
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
         """Return the request for a prediction of chunks: the route has their length."""
-        data = self.encode(batch.contract, batch.columns, len(batch.rows))
+        data = batch.encode(batch.columns, len(batch.rows))
         return self.predict(ids, route_id, batch.rows, data)
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
@@ -170,7 +174,7 @@ class EditionModelClientDialect:
         return EncodedRequest(request_id, self.frames.pack_request(CloseModel(request_id)))
 
     def read(self, frame: bytes) -> ModelReply:
-        """Return the answer in ``frame``; raises CodecError if it is none."""
+        """Return the answer in ``frame``; raises CodecError if it is malformed."""
         response = wire.parse_response(frame)
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
@@ -178,43 +182,42 @@ class EditionModelClientDialect:
             return ModelReply(response.request_id, None, response.action, telemetry_of(response))
         return ModelReply(response.request_id)
 
-    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        """Return the bytes of observations; raises CodecError where they have no wire form."""
-        return image_codec_v1.observation_codec(contract).encode(columns, num_rows)
+    def encoder(self, contract: EnvContract) -> Encode:
+        """Return the function that encodes the observations of a route."""
+        return image_codec_v1.observation_codec(contract).encode
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
         """Return the actions of a prediction; arrays may be read-only.
 
-        Those of chunks stand one row after the other of each step. There are as many steps as the
-        columns have times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter
-        chunks.
+        With chunks, each column has ``num_rows`` rows for the first step, then as many for the
+        second, and so on: for ``horizon`` steps, or fewer where the policy has shorter chunks.
 
         Raises:
-            CodecError: They are no actions of that route.
-            RemoteProtocolError: It is the answer to another request.
+            CodecError: The actions do not fit the route's action space.
+            RemoteProtocolError: The reply answers another kind of request.
         """
         codec = values.codec(contract.action_space)
         return codec.decode(action_of(reply), num_rows * horizon)
 
 
-class DialectModelSession(EditionModelClientDialect):
-    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
+class DialectModelSession(EditionModelClientDialect, ABC):
+    """A session over another transport than gRPC; the dialect's ``MODEL_SESSION`` opens it.
 
-    It is also the dialect of its requests. Safe to use from several threads.
+    It also makes its own requests. Safe to use from several threads.
     """
 
     answer: HandshakeResponse
     """The server's description of itself."""
 
+    @abstractmethod
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
         """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """End the session. Idempotent."""
-        raise NotImplementedError
 
 
 def action_of(reply: ModelReply) -> bytes:
@@ -237,9 +240,9 @@ def telemetry_of(predicted: Predicted) -> PredictTelemetry | None:
 
 
 def _entries(name: str, given: Sequence[Any], kind: type) -> Sequence[Any]:
-    """Return the entries of a field of ``Slots`` in Python's own type."""
+    """Return the entries of a field of ``Slots`` as Python's own types."""
     if isinstance(given, str) or not isinstance(given, Sized):
-        problem = f"is a {type(given).__name__}, expected a sequence with one entry a row"
+        problem = f"is a {type(given).__name__}, expected a sequence with one entry per row"
         raise ConformanceError("structure", f"slots.{name}", problem)
     if set(map(type, given)) <= {kind}:  # fast, since each prediction comes here
         return given

@@ -36,6 +36,7 @@ from rlmesh_ray.client.model.chunk_player import (
 from rlmesh_ray.client.model.model_dialect import (
     DialectModelSession,
     EditionModelClientDialect,
+    Encode,
     EncodedRequest,
     Make,
     ModelReply,
@@ -260,6 +261,7 @@ class _Route:
 
     contract: EnvContract
     to_columns: _ToColumns
+    encode: Encode
     horizon: int
     """How many actions ``predict_chunk`` asks for at most."""
     names: dict[bool, str] = field(default_factory=dict)
@@ -278,7 +280,7 @@ class RemoteModel(NotPicklable):
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``openpi://HOST:PORT``, also with a path (extra ``openpi``), where each
             lane of a route has a connection of its own, which is opened anew with each episode.
-            Or a ``ConnectOptions``, whose fields count where the options below are left out.
+            Or a ``ConnectOptions``; options below that are given replace its fields.
         token: The token that the endpoint requires, or the file that has it (``TokenFile``).
         tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake; default: 10 s.
@@ -287,7 +289,7 @@ class RemoteModel(NotPicklable):
             package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known, or a time is none.
+        ConfigurationError: ``edition_text`` is not known, or a timeout is not a time.
         EndpointError: The endpoint cannot be reached or wants another token.
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
@@ -367,9 +369,9 @@ class RemoteModel(NotPicklable):
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text, ``observation_map`` is wrong, ``horizon``
-                is no number of actions or more than the policy chooses at once, or ``image_codec``
-                does not fit the observation space or the endpoint.
+            ConfigurationError: ``route_id`` is not text, ``observation_map`` is wrong, ``horizon``
+                is not a number of actions or more than the policy chooses at a time, or
+                ``image_codec`` does not fit the observation space or the endpoint.
             ContractMismatchError: The map does not fit the environment.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
@@ -407,7 +409,9 @@ class RemoteModel(NotPicklable):
             former_chunks = before.names.pop(True, None) if before else None
         if former_chunks is not None:
             self._release(former_chunks)
-        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1)
+        self._routes[route_id] = _Route(
+            contract, to_columns, self._dialect.encoder(contract), wanted or known or 1
+        )
         return route_id
 
     def _require_chosen(self, wanted: int | None, known: int | None) -> None:
@@ -422,22 +426,22 @@ class RemoteModel(NotPicklable):
     def predict(
         self, observation: Any, *, route_id: str = DEFAULT_ROUTE, slots: Slots | None = None
     ) -> Any:
-        """Return one action a row.
+        """Return one action per row.
 
         Args:
-            observation: A batch, one row a slot, as gymnasium's vector environments give it.
+            observation: A batch, one row per slot, as gymnasium's vector environments give it.
             route_id: A configured route.
-            slots: Whose rows these are; default: one row a lane of the route's contract,
+            slots: Whose rows these are; default: one row per lane of the route's contract,
                 without episode ids: as if no episode ever ended. A recurrent policy needs them
                 to begin anew.
 
         Returns:
-            A batch of actions of the route's action space, one row a slot.
+            A batch of actions of the route's action space, one row per slot.
 
         Raises:
             LocalProtocolError: The route was not configured on this client.
             ConformanceError: ``observation`` has the wrong structure or dtype, or ``slots`` are
-                not one a row.
+                not one per row.
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
@@ -468,8 +472,8 @@ class RemoteModel(NotPicklable):
     ) -> tuple[list[Column], EnvContract, int]:
         """Return the actions of a prediction, the route's contract and the number of rows.
 
-        ``horizon``: steps to ask for; None: those of the route. Actions stand one row after the
-        other of each step; arrays may be read-only.
+        ``horizon``: steps to ask for; None: those of the route. The order of the actions is that of
+        ``EditionModelClientDialect.actions``; arrays may be read-only.
         """
         route = self._routes.get(route_id)
         if route is None:
@@ -483,15 +487,12 @@ class RemoteModel(NotPicklable):
         columns = route.to_columns(observation, len(rows))
         name = route.names.get(horizon > 1) or self._name(route_id, route, horizon)
         if horizon > 1:
-            batch = RouteBatch(contract, rows, columns)
-            reply = self._session_stream.ask(
-                lambda ids: dialect.predict_chunk(ids, name, batch), self._timeout_s
-            )
+            batch = RouteBatch(route.encode, rows, columns)
+            make = partial(dialect.predict_chunk, route_id=name, batch=batch)
         else:
-            data = dialect.encode(contract, columns, len(rows))
-            reply = self._session_stream.ask(
-                lambda ids: dialect.predict(ids, name, rows, data), self._timeout_s
-            )
+            data = route.encode(columns, len(rows))
+            make = partial(dialect.predict, route_id=name, rows=rows, observation=data)
+        reply = self._session_stream.ask(make, self._timeout_s)
         if reply.telemetry is not None:
             route.telemetry = reply.telemetry
         return dialect.actions(contract, reply, len(rows), horizon), contract, len(rows)
@@ -519,9 +520,9 @@ class RemoteModel(NotPicklable):
         options those of ``configure_route``.
 
         Raises:
-            ConfigurationError: An option is none, or ``execution_horizon`` is more than the policy
-                chooses at once, or ``"mean"`` is given where an action is no float.
-            UnsupportedSpaceError: The actions have text in them.
+            ConfigurationError: An option is invalid, ``execution_horizon`` is more than the policy
+                chooses at a time, or ``"mean"`` is given for actions that are not floats.
+            UnsupportedSpaceError: The actions contain text.
             RlmeshError: As ``configure_route``.
         """
         player = ActionPlayer(
@@ -636,7 +637,7 @@ class ActionPlayer:
 
     Args:
         model: The session with the policy, with a route for the environment.
-        env: See ``RemoteModel.actions``, as all others.
+        env: See ``RemoteModel.actions``, as for all other arguments.
     """
 
     def __init__(
@@ -696,7 +697,7 @@ class ActionPlayer:
             observation: Of an environment; of a vector: of all lanes. It is copied where it is
                 sent, so the environment may overwrite it.
             done: Whether the latest step has ended an episode (``terminated or truncated``): this
-                observation is the first of the next one. Of a vector one a lane. Where lanes reset
+                observation is the first of the next one. For a vector, one per lane. If lanes reset
                 themselves on the step after (``AutoresetMode.NEXT_STEP``), this observation is the
                 last of its episode, and the next one begins with the following call.
             skipped: How many steps have passed since the latest one without an action, as those of
@@ -705,7 +706,7 @@ class ActionPlayer:
 
         Raises:
             ConfigurationError: The policy returns fewer actions than the execution horizon,
-                ``blend`` no action, or ``skipped`` is not a number of steps.
+                ``blend`` does not return an action, or ``skipped`` is not a number of steps.
             ConformanceError: ``observation`` or ``done`` does not fit the environment.
             LocalProtocolError: The player is closed.
             RemoteModelError: The endpoint answered with an error.
@@ -730,7 +731,7 @@ class ActionPlayer:
                 self._receive(wait=True)
             else:
                 rows, slots, sent = self._message(observation, lacking or missing)
-                self._deliver(sent, lambda: self._ask(rows, slots))  # noqa: B023  # called at once
+                self._deliver(sent, lambda: self._ask(rows, slots))  # noqa: B023  # called immediately
             missing = self._play(missing)
         self._has_action[:] = False
         self._is_ending = is_over
@@ -786,10 +787,10 @@ class ActionPlayer:
             values = np.asarray(done)
             is_done = np.broadcast_to(values.astype(np.bool_), self._is_ending.shape)
         except ValueError as error:
-            problem = f"is not one a lane, of shape {self._is_ending.shape}: {error}"
+            problem = f"must have one entry per lane, shape {self._is_ending.shape}: {error}"
             raise ConformanceError("structure", "done", problem) from error
         if values.dtype.kind not in "biuf" or not (values == is_done).all():  # "False" is no False
-            problem = f"is {done!r:.40}, expected True or False, one a lane"
+            problem = f"is {done!r:.40}, expected True or False, one per lane"
             raise ConformanceError("structure", "done", problem)
         begins, is_over = is_done, np.zeros_like(self._is_ending)
         if self._resets_next_step:

@@ -36,6 +36,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import forked
 from rlmesh_ray.client.model.model_dialect import (
     DialectModelSession,
+    Encode,
     EncodedRequest,
     Make,
     ModelReply,
@@ -244,8 +245,10 @@ class OpenpiSession(DialectModelSession):
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         return _RouteRequest(next(ids), b"", lambda _: self._release(route_id))
 
-    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        return pack(encode_observations(contract.observation_space, columns, num_rows))
+    def encoder(self, contract: EnvContract) -> Encode:
+        return lambda columns, num_rows: pack(
+            encode_observations(contract.observation_space, columns, num_rows)
+        )
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1

@@ -495,7 +495,7 @@ class WorldClient:
 
 @contextlib.contextmanager
 def _naming(limit: Limit) -> Iterator[None]:
-    """Have a timeout name a limit that several waits share, not what was left of it."""
+    """Make a timeout error name the limit that several waits share, not what was left of it."""
     try:
         yield
     except EndpointTimeoutError as error:

@@ -24,7 +24,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.server.endpoint.calls import IdleTimeout, PrependedStream, first_message
 from rlmesh_ray.server.endpoint.gate import Drain
-from rlmesh_ray.server.env.env_service import DialectService
+from rlmesh_ray.server.env.env_service import MakeDialectService
 from rlmesh_ray.server.env.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import leaves
@@ -39,7 +39,7 @@ _LONGEST_INTEGER_BYTES = 10
 
 
 class EnvironmentService:
-    """Answers the service's one call, Process; its arguments are those of ``DialectService``."""
+    """Answers the service's one call, Process; for its arguments see ``EnvService``."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class EnvironmentService:
             stream.end()
 
 
-ENV_SERVICE: type[DialectService] = EnvironmentService
+ENV_SERVICE: MakeDialectService = EnvironmentService
 
 
 class ProcessStream:

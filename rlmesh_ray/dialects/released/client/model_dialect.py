@@ -9,6 +9,7 @@ from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.model.model_dialect import (
     EditionModelClientDialect,
+    Encode,
     EncodedRequest,
     ModelReply,
     RouteBatch,
@@ -98,7 +99,7 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction of chunks, likewise: a group for each row.
+        """Return the request for chunks, with a group for each row, after ``predict``'s report.
 
         Released models choose chunks for one row at a time.
         """
@@ -108,8 +109,7 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
         for row, own in enumerate(split(batch.columns, [1] * len(slots))):
             own_slots = slots[row : row + 1]
             context = PredictContext(self.session_id, route_id, f"{request_id}.{row}", own_slots)
-            observation = self.encode(batch.contract, own, 1)
-            groups.append(Predict(context.request_id, context, observation))
+            groups.append(Predict(context.request_id, context, batch.encode(own, 1)))
         frame = wire.pack_request(GroupedPredict(request_id, tuple(groups)))
         return [*asked, EncodedRequest(request_id, frame)]
 
@@ -142,8 +142,8 @@ class ReleasedModelClientDialect(EditionModelClientDialect):
                 return ModelReply(request_id, horizon=horizon or None)
         return ModelReply(request_id)
 
-    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        return values.encode_batch(contract.observation_space, columns, num_rows)
+    def encoder(self, contract: EnvContract) -> Encode:
+        return values.codec(contract.observation_space).encode
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1

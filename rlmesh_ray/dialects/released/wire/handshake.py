@@ -43,7 +43,7 @@ def _with_base(message: Any) -> Any:
 
 
 class ReleasedHandshakeFrames(HandshakeFrames):
-    """Those of one service of this generation, whose messages nest one that both share."""
+    """Handshake frames of one service of this generation; both services nest the same message."""
 
     def parse_request(self, data: bytes) -> HandshakeRequest:
         """Return the client's offer; one without ``base`` is refused, too."""

@@ -264,7 +264,7 @@ def test_actions_that_have_no_mean_or_no_chunks_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="execution_horizon=5 is more than the 4"):
         player_of(model, contract(), execution_horizon=5).act(np.array(0.0))
     with pytest.raises(
-        ConformanceError, match=r"^done: is not one a lane, of shape \(2,\): .*\(3,\)"
+        ConformanceError, match=r"^done: must have one entry per lane, shape \(2,\): .*\(3,\)"
     ):
         player_of(model, contract(2)).act(np.zeros(2), done=[True, False, False])
 

@@ -172,7 +172,7 @@ def test_a_route_is_an_adapter() -> None:
 
 def test_ended_episodes_are_reported_before_the_prediction() -> None:
     dialect, ids = ReleasedModelClientDialect("s"), map(str, itertools.count(1))
-    data = dialect.encode(CONTRACT, [np.ones((1, 2), np.float32)], 1)
+    data = dialect.encoder(CONTRACT)([np.ones((1, 2), np.float32)], 1)
 
     (first,) = dialect.predict(ids, "route", [row(0, "a", reset=True)], data)
     reset, second = dialect.predict(ids, "route", [row(0, "b", reset=True)], data)
@@ -221,15 +221,16 @@ def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
     columns = [np.array([[1, 0], [0, 1]], np.float32)]
     lanes = [row(0, "a"), row(1, "b")]
 
-    (asked,) = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
-    lanes = [row(0, "c"), row(1, "b")]
-    reset, _ = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
+    batch = RouteBatch(dialect.encoder(CONTRACT), lanes, columns)
+    (asked,) = dialect.predict_chunk(ids, "route", batch)
+    batch = batch._replace(rows=[row(0, "c"), row(1, "b")])
+    reset, _ = dialect.predict_chunk(ids, "route", batch)
 
     groups = request(asked.frame)
     assert isinstance(groups, GroupedPredict)
     asked_rows = [group for group in groups.groups if isinstance(group, Predict)]
     assert [group.observation for group in asked_rows] == [
-        dialect.encode(CONTRACT, [columns[0][each : each + 1]], 1) for each in (0, 1)
+        dialect.encoder(CONTRACT)([columns[0][each : each + 1]], 1) for each in (0, 1)
     ]
     assert [len(group.context.slots) for group in asked_rows] == [1, 1]
     over = request(reset.frame)
@@ -348,7 +349,7 @@ class SlowStream:
 def test_a_prediction_waits_until_what_is_over_is_forgotten() -> None:
     stream, dialect = SlowStream(), ReleasedModelClientDialect("s")
     exchange = ModelSessionStream(stream, dialect, "here")  # type: ignore[arg-type]  # a fake
-    data = dialect.encode(CONTRACT, [np.ones((1, 2), np.float32)], 1)
+    data = dialect.encoder(CONTRACT)([np.ones((1, 2), np.float32)], 1)
 
     for _ in range(2):
         exchange.ask(lambda ids: dialect.predict(ids, "r", [row(0, reset=True)], data), 9.0)
@@ -387,7 +388,7 @@ class SilentStream:
 def test_a_session_that_is_closing_stays_closed_however_its_stream_ends() -> None:
     stream, dialect = SilentStream(), ReleasedModelClientDialect("s")
     exchange = ModelSessionStream(stream, dialect, "here")  # type: ignore[arg-type]  # a fake
-    data = dialect.encode(CONTRACT, [np.ones((1, 2), np.float32)], 1)
+    data = dialect.encoder(CONTRACT)([np.ones((1, 2), np.float32)], 1)
 
     def ask() -> object:
         return exchange.ask(lambda ids: dialect.predict(ids, "r", [row(0)], data), 9.0)
