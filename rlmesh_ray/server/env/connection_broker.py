@@ -111,7 +111,7 @@ class ConnectionBroker:
     async def _open_direct(
         self, session_id: str, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
-        session = self.sessions.with_id(session_id)
+        session = self.sessions.by_id.get(session_id)
         return None if session is None else await session.open_direct(timeout_ms, connection)
 
     async def _accept_local(
@@ -217,9 +217,9 @@ class AuthenticatingListener:
         self._unauthenticated[task] = is_other_user
 
         def forget(_: object) -> None:  # a callback: the task may be cancelled before it starts
-            client.close()
             self._handshakes.discard(task)
             self._unauthenticated.pop(task, None)
+            client.close()
 
         task.add_done_callback(forget)
 

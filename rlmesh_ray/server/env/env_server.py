@@ -56,8 +56,8 @@ class EnvServer(Server):
     server, and a spare one ahead of each further session. At the end of a session its environment
     has 5 s to close, then it is killed. On Linux all processes that it has started end then, also
     those that have left its process group; elsewhere those of the group, with the worker's process.
-    One that hangs costs its own session, not the others: the server serves on. Usable as a context
-    manager.
+    An environment that hangs costs its own session, not the others: the server continues to serve.
+    Usable as a context manager.
 
     Where the extra ``dm-env-rpc`` is installed, it answers that protocol on the same port; each of
     its worlds is a session.
@@ -79,7 +79,7 @@ class EnvServer(Server):
         _step_grace_s: float = DEFAULT_STEP_GRACE_S,
         **options: Unpack[EnvServerOptions],
     ) -> None:
-        # An actor has an id in the registry; tests alone need another grace.
+        # An actor gives its id in the registry; only tests need another grace time.
         given = completed("EnvServer", EnvServerOptions, options)
         address, listen = listening("EnvServer", given["address"], "openpi")
         endpoint_id = _endpoint_id or new_endpoint_id()

@@ -59,18 +59,7 @@ _SAME_STEP_REFUSAL = (
 
 
 class DialectService(Protocol):
-    """A gRPC service that a dialect adds to the endpoint of an environment.
-
-    Its arguments are those of ``EnvService`` and ``EnvServer``.
-    """
-
-    def __init__(
-        self,
-        pool: WorkerPool,
-        contract: EnvContract,
-        drain: Drain,
-        idle_timeout_s: float | None = None,
-    ) -> None: ...
+    """A gRPC service that a dialect adds to the endpoint of an environment."""
 
     @property
     def max_request_bytes(self) -> int:
@@ -84,7 +73,11 @@ class DialectService(Protocol):
         """Return the gRPC handlers of the service."""
 
 
-def load_dialect_services(enabled: Collection[str]) -> list[type[DialectService]]:
+MakeDialectService = Callable[[WorkerPool, EnvContract, Drain, float | None], DialectService]
+"""Takes three arguments of ``EnvService``, and the idle timeout of a session in seconds."""
+
+
+def load_dialect_services(enabled: Collection[str]) -> list[MakeDialectService]:
     return [
         each.load("server.service").ENV_SERVICE
         for each in registry.DIALECTS
@@ -261,7 +254,7 @@ class EnvService:
         del data
         if isinstance(call, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(call))
-        session = self.sessions.with_id(session_id_of(context))
+        session = self.sessions.by_id.get(session_id_of(context))
         outcome: CallOutcome = None
         if session is not None:
             with self._drain.request_in_progress():
@@ -278,7 +271,7 @@ class EnvService:
         if came_through_gateway(context):
             message = "a gateway, which takes no direct connections, stands before this endpoint"
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-        session = self.sessions.with_id(session_id_of(context))
+        session = self.sessions.by_id.get(session_id_of(context))
         if session is None:
             await refuse(context, grpc.StatusCode.NOT_FOUND, "no such session is open")
         ticket = self._broker.tickets.issue(session.session_id, timeout_ms)

@@ -639,20 +639,20 @@ class Sessions:
     def __init__(self) -> None:
         self.by_name: dict[str, LaneSession] = {}
         """By their names in the log."""
-
-    def with_id(self, session_id: str) -> LaneSession | None:
-        """Return the session of the client that knows this id; None: it is not open."""
-        session = self.by_name.get(short_name(session_id))
-        return session if session is not None and session.session_id == session_id else None
+        self.by_id: dict[str, LaneSession] = {}
+        """By their ids, which only their clients know."""
 
     def add(self, session: LaneSession) -> None:
         """Let others than the client of ``session`` find it; in the log context of its stream."""
         _, name = current()
-        # A second stream with the same id is a replay, and only the first one is found by it.
-        while not name or name in self.by_name:
+        while not name or name in self.by_name:  # names are short, and may be equal
             name = short_name("")
         self.by_name[name] = session
+        if session.session_id:
+            # A second stream with the same id is a replay, and only the first one is found by it.
+            self.by_id.setdefault(session.session_id, session)
 
     def end(self, session: LaneSession) -> None:
         self.by_name = {name: each for name, each in self.by_name.items() if each is not session}
+        self.by_id = {name: each for name, each in self.by_id.items() if each is not session}
         session.end()

@@ -67,9 +67,9 @@ _REPORTED_KINDS = {
 
 
 class Deadline:
-    """The time by which a request or call must be answered, after a timeout; 0: any time.
+    """The time by which a request or call must be answered: after ``timeout_ms``; 0: never.
 
-    It has waited for its turn for ``waited_s`` before.
+    It has already waited for its turn for ``waited_s``.
     """
 
     def __init__(self, timeout_ms: int, waited_s: float = 0.0) -> None:
@@ -171,7 +171,7 @@ class SessionWorker:
     async def request(self, command: Command, deadline: Deadline, number: int = 0) -> Outcome:
         """Have a request executed by an idle worker, once.
 
-        ``number`` is the client's; 0: it numbers none, and the request gets the next one.
+        ``number`` is the one that the client gave the request; 0: none, so it gets the next one.
         """
         worker, endpoint = self.process, self.endpoint
         assert worker is not None, "a Reset has made one ready"
@@ -331,7 +331,7 @@ class SessionWorker:
     async def make_ready(self, deadline: Deadline) -> Failure | None:
         """Make sure that there is an idle worker: restart one that has crashed or was killed.
 
-        Return the failure where there is none in time.
+        Return the failure if none is ready in time.
 
         Raises:
             CapacityError: The endpoint's machine lets it start no process for a new session.

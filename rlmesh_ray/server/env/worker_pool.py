@@ -170,7 +170,7 @@ class WorkerPool:
             ) from error
 
     def _start(self, place: WorkerProcess | None = None) -> WorkerProcess:
-        """Start a worker that ``close`` can end, in a place of a process, if any; in a thread."""
+        """Start a worker that ``close`` can end, in ``place``, if there is one; in a thread."""
         if process := place or self._joined_process():
             try:
                 return self._start_in(process)

@@ -166,13 +166,13 @@ def opened(sessions: Sessions, session_id: str, name: str) -> SlowSession:
 def test_a_session_is_found_by_its_id_until_it_ends() -> None:
     async def run() -> None:
         sessions = Sessions()
-        own, other = (opened(sessions, each, short_name(each)) for each in ("own", "other"))
+        own, other = (opened(sessions, each, "same name") for each in ("own", "other"))
 
-        assert sessions.with_id("own") is own
-        assert sessions.by_name[short_name("other")] is other
+        assert sessions.by_id == {"own": own, "other": other}
+        assert sessions.by_name["same name"] is own
         sessions.end(own)
         sessions.end(own)
-        assert sessions.with_id("own") is None
+        assert sessions.by_id == {"other": other}
         assert list(sessions.by_name.values()) == [other]
 
     asyncio.run(run())
@@ -184,9 +184,9 @@ def test_a_second_stream_with_the_same_id_is_listed_but_not_found_by_it() -> Non
         first, replay = (opened(sessions, "own", short_name("own")) for _ in range(2))
 
         assert list(sessions.by_name.values()) == [first, replay]
-        assert sessions.with_id("own") is first
+        assert sessions.by_id == {"own": first}
         sessions.end(first)
-        assert sessions.with_id("own") is None
+        assert sessions.by_id == {}
 
     asyncio.run(run())
 
@@ -197,6 +197,6 @@ def test_a_session_without_an_id_is_listed_but_not_found() -> None:
         released = opened(sessions, "", short_name(""))
 
         assert list(sessions.by_name.values()) == [released]
-        assert sessions.with_id("") is None
+        assert sessions.by_id == {}
 
     asyncio.run(run())
