@@ -148,14 +148,14 @@ class ConnectOptions:
         """Make a unary call.
 
         Args:
-            channel: Over which.
-            path: Of the RPC.
+            channel: A channel to the endpoint.
+            path: Path of the RPC.
             data: The request.
-            timeout_s: How long to wait; None: as for the connection.
-            session: The metadata that name an open session; None: the call is about none.
+            timeout_s: How long to wait; None: the timeout of the connection.
+            session: The metadata that names an open session; None: the call concerns none.
 
         Raises:
-            EndpointError: It failed; the class says how.
+            EndpointError: The call failed; the class says how.
         """
         try:
             reply: bytes = channel.unary_unary(path)(
@@ -171,7 +171,7 @@ class ConnectOptions:
 
 
 def as_connect_options(address: str | ConnectOptions, **given: Any) -> ConnectOptions:
-    """Return how to connect to an endpoint: fields that are ``given``, not None, come first."""
+    """Return the options for ``address``; each ``given`` value but None replaces one of its own."""
     options = address if isinstance(address, ConnectOptions) else ConnectOptions(address)
     return replace(options, **{name: each for name, each in given.items() if each is not None})
 
@@ -179,7 +179,7 @@ def as_connect_options(address: str | ConnectOptions, **given: Any) -> ConnectOp
 def translate_grpc_error(
     error: grpc.RpcError, address: str, *, is_open: bool = False
 ) -> EndpointError:
-    """Return this package's error for one of gRPC's; ``is_open``: the session worked before."""
+    """Convert gRPC's error into one of this package; ``is_open``: the session worked before."""
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -206,7 +206,7 @@ def translate_grpc_error(
 
 
 def status_of(error: EndpointError) -> tuple[grpc.StatusCode | None, str]:
-    """Return the status with which a call has failed, and its details; None: it has none."""
+    """Return the gRPC status and the details of a failed call; None: gRPC gave no status."""
     cause = error.__cause__
     return (cause.code(), cause.details() or "") if isinstance(cause, grpc.Call) else (None, "")
 
@@ -354,7 +354,7 @@ class ServiceHandshake:
     def negotiate(
         self, connect_options: ConnectOptions, channel: grpc.Channel
     ) -> tuple[HandshakeVariant, HandshakeResponse]:
-        """Shake hands in the first generation that the endpoint serves; return its answer, too.
+        """Shake hands in the first generation that the endpoint serves; return that and its answer.
 
         Raises:
             ConfigurationError: An edition's text is named for an endpoint whose generation has

@@ -77,7 +77,8 @@ class Registration:
     Clients that find the endpoint in the pool send ``endpoint_token(secret, pool, endpoint_id)``:
     serve it with that token. A connection that breaks is made again, after half a second at first
     and after ten at most, as often as it takes; each time is another incarnation. A
-    refused registration is tried again, too.
+    refused registration is tried again, too, unless another endpoint has taken the id. Before the
+    first success, it is not tried again after a refusal that would be repeated, or a wrong token.
 
     Args:
         pool: The pool, its registrar, and the endpoint's id.
@@ -123,7 +124,7 @@ class Registration:
         return self
 
     def require_not_failed(self) -> None:
-        """Raise the error for which it has failed for good."""
+        """Raise the error after which it has given up, if it has."""
         if self._failure is not None:
             raise self._failure
 

@@ -17,7 +17,7 @@ _EXIT_TIMEOUT_S = 3.0
 
 
 def forked(pid: int, address: str) -> EndpointLostError:
-    """Return the error of a process that is not ``pid``, which has opened a session.
+    """Return the error for the use of a session in a fork of process ``pid``, which opened it.
 
     A fork has a copy of the session, on the same memory and the same connection: its requests would
     be executed in its parent's episodes, and its parent would miss the answers.
@@ -50,7 +50,7 @@ _open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 def close_at_exit(session: Any) -> None:
     """Close a session when the process ends, so that its endpoint does not report a lost client.
 
-    Its ``close`` does nothing in a fork. It is not kept alive for this.
+    Its ``close`` has to do nothing in a fork. This does not keep the session alive.
     """
     _open_sessions.add(session)
 

@@ -55,6 +55,7 @@ def check_health(
 
     Raises:
         AccessDeniedError: The endpoint requires another token.
+        AddressError: The address is malformed.
     """
     dialect = client_dialect(connect_options.address)
     if dialect is not None and dialect.serves_models:

@@ -51,7 +51,7 @@ def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
 
 
 class QueuedCall:
-    """gRPC's own call: two of its threads pass each message on."""
+    """A call by gRPC's public API: two threads of gRPC pass on each message."""
 
     def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -214,14 +214,14 @@ def _close_call(call: BidiCall, pid: int) -> None:
 # daemon thread looks a few times a second for waits whose time is up.
 _PERIOD_S = 0.1
 _due_s: dict[Callable[[], object], float] = {}
-"""What to call, again and again, from a time of the monotonic clock on until its entry is gone."""
+"""What to call repeatedly, from this time of the monotonic clock on, until the entry is removed."""
 _lock = threading.Lock()
 _checker: threading.Thread | None = None
 
 
 @contextlib.contextmanager
 def called_after(wait_s: float, function: Callable[[], object]) -> Iterator[None]:
-    """Have a daemon thread call ``function``, repeatedly, where the context takes longer."""
+    """Have a daemon thread call ``function``, repeatedly, if the context outlasts ``wait_s``."""
     _start_checking()
     own = partial(function)
     try:

@@ -225,7 +225,7 @@ def is_fleet(endpoints: object) -> TypeGuard[EndpointFleet]:
 
 
 def resolver_of(fleet: EndpointFleet) -> EndpointDirectory:
-    """Return where a fleet's endpoints are; raises ConfigurationError where it has none."""
+    """Return the directory of a fleet's endpoints; raises ConfigurationError if it has none."""
     resolver = fleet.resolver
     if not len(resolver):
         raise ConfigurationError("the fleet has no endpoints")
@@ -396,7 +396,7 @@ class Coordinator:
                 endpoint.reach()
 
     def take(self, attempt: Attempt, lanes: Sequence[int]) -> None:
-        """Assign an episode to each of ``lanes``, which run none, as far as there are any."""
+        """Assign an episode to each of ``lanes``, which are idle, until none is left."""
         with self._changed:
             for lane in lanes[: len(self._waiting)]:
                 attempt.running[lane] = heapq.heappop(self._waiting)

@@ -58,7 +58,7 @@ _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
 
 
 class _FunctionPolicy:
-    """A function in this process; ``lock`` is held during each call, where workers share it."""
+    """A policy that is a function in this process; workers that share it call it under ``lock``."""
 
     address = ""
     failure: Exception | None = None
@@ -190,7 +190,6 @@ class _EndpointWorker:
 
     def _run_attempt(self, attempt: Attempt) -> None:
         policy: _FunctionPolicy | None = None
-        recorder: Recorder | None = None
         role = EndpointRole.ENV
         try:
             env = self._open()
@@ -200,7 +199,11 @@ class _EndpointWorker:
             self._coordinator.note_open()
             recorder = self._recorder(env, policy)
             seed = self._evaluation.options["seed"]
-            LaneLoop(env, policy, self._coordinator, attempt, seed, recorder).run()
+            try:
+                LaneLoop(env, policy, self._coordinator, attempt, seed, recorder).run()
+            finally:
+                if recorder is not None:
+                    recorder.flush()
         except (EndpointError, RemoteError) as error:
             if policy is not None and policy.failure is error:
                 role = EndpointRole.MODEL
@@ -210,8 +213,6 @@ class _EndpointWorker:
             if role is EndpointRole.ENV:
                 self.end_session()
         finally:
-            if recorder is not None:
-                recorder.flush()
             if policy is not None:
                 policy.close()
 
@@ -262,7 +263,7 @@ class LaneLoop:
         coordinator: Hands out the episodes.
         attempt: The session.
         seed: Seed of the episode with index 0; None lets the environment seed itself.
-        recorder: Records the episodes; it does not see them reset themselves.
+        recorder: Records the episodes; it was made with ``autoresets=False``.
     """
 
     def __init__(
@@ -495,7 +496,7 @@ def evaluate_indices(
 ) -> EvaluationResult:
     """Run the episodes with these indices, and record them; otherwise as ``evaluate``.
 
-    ``are_known``: the endpoints have worked before, so a failure of the first try may pass.
+    ``are_known``: the endpoints have worked before, so a failure of the first try may be temporary.
     """
     return _Evaluation(env, model, indices, options, writer, are_known=are_known).run()
 

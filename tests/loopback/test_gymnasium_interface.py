@@ -467,7 +467,7 @@ def test_a_closed_session_says_so_although_a_step_is_pending(remote: RemoteVecto
     [
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"seed": "a"}, "seed='a' must be a whole number"),
-        ({"seed": [1, None]}, "seed has 2 entries; give one a lane"),
+        ({"seed": [1, None]}, "seed has 2 entries; give one per lane"),
         ({"seed": -1}, "seed=-1 must be 0 or more"),
         ({"seed": [1, -2, None]}, "seed=-2 must be 0 or more"),
         ({"seed": [1, 1.7, 2]}, "seed=1.7 must be a whole number"),

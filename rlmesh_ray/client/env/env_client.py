@@ -108,7 +108,7 @@ class EditionEnvClientDialect:
     frames: ClassVar[Any] = wire
     """The wire module, which another dialect replaces."""
     edition = ""
-    """The edition for Configure, which comes first; empty: there is no Configure."""
+    """Edition that the first request, Configure, names; empty: no Configure is sent."""
 
     def __init__(self, contract: EnvContract, observations: BatchCodec | None = None) -> None:
         self._observations = observations or values.codec(contract.observation_space)
@@ -172,9 +172,9 @@ metadata of the session's calls besides the token, and the dialect of the endpoi
 def connect(
     connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE
 ) -> tuple[grpc.Channel, _Agreed]:
-    """Shake hands and return a channel for one session, which is the caller's to close.
+    """Shake hands; return a channel for one session, which the caller closes, and what is agreed.
 
-    It accepts the largest message that is possible under the contract.
+    The channel accepts the largest message that is possible under the contract.
 
     Raises:
         ConfigurationError: ``images`` do not fit the environment or the endpoint.
@@ -246,7 +246,7 @@ def request_ticket(
 
     Raises:
         EndpointError: No answer came, or the endpoint refuses; the message says why.
-        RemoteProtocolError: The answer is no ticket.
+        RemoteProtocolError: The answer is not a ticket.
     """
     request = transport_v1.pack_request(timeout_ms)
     try:
@@ -322,9 +322,9 @@ class EnvClient:
     requests fail with EndpointLostError, and only ``close`` is left to do. An exception in the
     middle of a request, such as from Ctrl-C, ends it, too.
 
-    The options are those of ``ClientOptions``; the endpoint's timeout is a little shorter, so that
-    a hanging environment is answered in band. Until the environment has started, requests that the
-    endpoint answers with a timeout because of that are sent again.
+    The options are those of ``ClientOptions``. The endpoint gets slightly shorter timeouts, so that
+    it can still answer when the environment hangs. A request that times out because the environment
+    is still starting is sent again.
 
     Raises:
         ConfigurationError: The endpoint does not offer the ``transport`` that is required, or
@@ -663,6 +663,7 @@ class EnvClient:
         if pictures is not None:
             numbers.direct_answered(number)
             return pictures
+        self.session.require_open()  # another thread may have closed it
         try:
             return self._render_on_stream(numbers.fall_back_to_join(), _left_s(end_s, limit_s))
         except RemoteEnvError:
@@ -674,7 +675,7 @@ class EnvClient:
         """Return a PNG of all lanes; None: the render mode gives none.
 
         Args:
-            repeated: Number of a request that was sent on a direct connection; 0: it is a new one.
+            repeated: Number of a request that was sent on a direct connection; 0: a new request.
             left_s: What is left of its time; None: all.
         """
         limit = self.step_limit
@@ -684,7 +685,7 @@ class EnvClient:
         return self._receive(request_id, Rendered, limit, left_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
-        """Call a method of the environment of each lane, or read an attribute that is none.
+        """Call a method of the environment of each lane, or read an attribute that is not a method.
 
         It happens after all earlier requests and never during a step. Episodes continue. Changes
         last as long as the session has its environment: not beyond a crash (then a Reset creates a
@@ -814,7 +815,7 @@ class EnvClient:
     def send(self, request: EnvRequest, *, is_repeated: bool = False) -> None:
         """Send a request on the stream, without waiting.
 
-        ``is_repeated``: it was sent on a direct connection, and has its number from there.
+        ``is_repeated``: it was sent on a direct connection before, and keeps its number.
         """
         frame = self._pack(request)
         try:

@@ -46,7 +46,7 @@ class EndpointObserver:
 
     Raises:
         AddressError: The address is malformed.
-        ConfigurationError: ``timeout_s`` is no number of seconds, or a file for TLS cannot be used.
+        ConfigurationError: ``timeout_s`` is not a time, or a file for TLS cannot be used.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class EndpointObserver:
             EndpointLostError: No such session is open.
             ConfigurationError: The endpoint does not allow observers, or an argument has a wrong
                 type.
-            EndpointError: There is no picture; otherwise as ``sessions``.
+            EndpointClosedError: This observer is closed.
+            EndpointError: There is no picture, or no answer; the message says why.
         """
         if not isinstance(session, str):
             raise ConfigurationError(
@@ -98,7 +99,7 @@ class EndpointObserver:
         """Return the statistics of the endpoint; of a pool's registrar, of all its endpoints.
 
         Policies' endpoints have them, too. At a registrar the token is ``registration_token`` of
-        the pool's secret. Errors are those of ``sessions``.
+        the pool's secret. It raises the same errors as ``sessions``.
         """
         return self._ask(wire.STATISTICS, b"", wire.parse_statistics, "statistics")
 

@@ -116,7 +116,7 @@ def decode_png(png: bytes) -> NDArray[np.uint8]:
 
 
 def render_lanes(client: EnvSessionClient) -> Pictures | None:
-    """Return one picture per lane, (height, width, 3) uint8; None as gymnasium's environments.
+    """Return one picture per lane, (height, width, 3) uint8; None if the render mode gives none.
 
     Raises:
         LocalProtocolError: The lanes have no picture yet.
@@ -144,7 +144,7 @@ def render_lanes(client: EnvSessionClient) -> Pictures | None:
 
 
 def tiles(picture: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], ...]:
-    """Return the frames of ``count`` lanes, row by row in a grid: see ``envs.vector_host``."""
+    """Split a picture, tiled row by row by ``envs.vector_host``, into the frames of the lanes."""
     num_columns = math.ceil(math.sqrt(count))
     height = picture.shape[0] // math.ceil(count / num_columns)
     width = picture.shape[1] // num_columns
@@ -254,7 +254,7 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
 
         Raises:
             CodecError: An option cannot travel; the message names it, and nothing was sent.
-            ConfigurationError: ``seed`` is no whole number from 0 on, or ``options`` are no
+            ConfigurationError: ``seed`` is not an integer of 0 or more, or ``options`` is not a
                 mapping; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
@@ -341,7 +341,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         **options: Those of ``ClientOptions``.
 
     Raises:
-        RlmeshError: As ``RemoteEnv``, but for ContractMismatchError.
+        RlmeshError: As ``RemoteEnv``, except ContractMismatchError.
     """
 
     # gymnasium closes what is not closed, also where nothing was opened.
@@ -405,12 +405,12 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Start new episodes.
 
         Args:
-            seed: None, one for the first lane (lane i gets ``seed + i``), or one a lane, None for a
-                lane that shall keep its random numbers. A request holds a seed for each lane or
-                none at all, so lanes with a seed and lanes without are reset by a request each.
-                Where that is not possible (on the first reset, after an error, and at endpoints
-                that only reset all lanes, as a hosted vector does that ignores
-                ``options["reset_mask"]``) a lane without a seed gets a random one.
+            seed: None; an integer for the first lane (lane i gets ``seed + i``); or one entry per
+                lane, where None lets a lane keep its random generator. A request has seeds for all
+                of its lanes or for none, so lanes with seeds and lanes without are reset in
+                separate requests. Where that is not possible (on the first reset, after an error,
+                and at endpoints that can only reset all lanes, such as one whose hosted vector
+                ignores ``options["reset_mask"]``), a lane without a seed gets a random one.
             options: Handed to the environment; see ``EnvClient.reset``. ``{"reset_mask": mask}``
                 (num_envs,) bool resets only those lanes, as in gymnasium; seeds still count all
                 lanes. A hosted vector that ignores ``options["reset_mask"]`` fails.
@@ -420,9 +420,9 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Raises:
             CodecError: An option cannot travel; the message names it, and nothing was sent.
-            ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
-            ConfigurationError: A seed is no whole number from 0 on, there are more or fewer than
-                lanes, or ``options`` are no mapping; likewise.
+            ConformanceError: The mask is not (num_envs,) bool or chooses no lane; nothing was sent.
+            ConfigurationError: A seed is not an integer of 0 or more, there are more or fewer seeds
+                than lanes, or ``options`` is not a mapping; nothing was sent.
             LocalProtocolError: A step is pending; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
@@ -482,7 +482,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Apply one action a lane.
+        """Apply one action to each lane.
 
         Args:
             actions: A batch of ``action_space``.
@@ -554,10 +554,10 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
         Args:
             name: One that the operator of the endpoint allows.
             args: By position.
-            lanes: Which, each once; empty for all.
+            lanes: Indices, each once; empty for all.
 
         Returns:
-            What each lane returned, or the value where ``name`` is no method.
+            For each lane, what the method returned, or the attribute's value if it is not a method.
         """
         return self._client.call(name, *args, lanes=lanes)
 
@@ -628,7 +628,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
             seeds = [None if one is None else as_seed(one) for one in seed]
             if len(seeds) not in (0, self.num_envs):
                 raise ConfigurationError(
-                    f"seed has {len(seeds)} entries; give one a lane ({self.num_envs})"
+                    f"seed has {len(seeds)} entries; give one per lane ({self.num_envs})"
                 )
             return seeds
         first = as_seed(seed)
@@ -649,7 +649,7 @@ class SameStepResult:
     """A step of all lanes, and the resets of those whose episode it has ended."""
 
     observations: Any
-    """Batched; of lanes that have ended the first one of the next episode."""
+    """Batched; for lanes that have ended, the first observation of the next episode."""
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
