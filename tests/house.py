@@ -199,13 +199,17 @@ def _num_lines_below(folder: str) -> int:
 
 def information(modules: Sequence[Module]) -> Iterator[str]:
     """Yield lines with what has no limit here."""
-    lines, counts = Counter[str](), Counter[str]()
+    lines, statements, counts = Counter[str](), Counter[str](), Counter[str]()
     for module in modules:
         for room in (module.room, "all of the product"):
             lines[room] += module.num_lines
+            statements[room] += module.num_statements
             counts[room] += 1
     for room in sorted(lines):
-        yield f"{room:20} {counts[room]:4} modules {lines[room]:7,} lines"
+        yield (
+            f"{room:20} {counts[room]:4} modules {lines[room]:7,} lines"
+            f" {statements[room]:7,} statements"
+        )
     for folder in ("tests", "benchmarks"):
         yield f"{folder:33} {_num_lines_below(folder):7,} lines"
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in REPORTS]
