@@ -31,7 +31,11 @@ class SerializedEnv:
 
     @classmethod
     def of(cls, env: EnvLike, options: EnvOptions) -> Self:
-        """Pickle both; ConfigurationError: that fails, or a text cannot name an environment."""
+        """Pickle an environment, and the options that its endpoints get.
+
+        Raises:
+            ConfigurationError: It cannot be pickled, or a text cannot name an environment.
+        """
         if isinstance(env, str):
             require_env_name(env)
         try:
@@ -43,7 +47,11 @@ class SerializedEnv:
             ) from error
 
     def unpack(self) -> tuple[Any, EnvOptions]:
-        """Return both; EnvStartError: a module of the environment cannot be imported here."""
+        """Return the environment and its options.
+
+        Raises:
+            EnvStartError: A module of the environment cannot be imported here.
+        """
         try:
             env, options = cloudpickle.loads(self.content)
         except Exception as error:  # the operator's own code may raise anything

@@ -411,7 +411,7 @@ class EndpointOwner:
         await self.end(list(self._endpoints))
 
     async def end(self, endpoint_ids: Sequence[str]) -> None:
-        """End endpoints at once, also those that ``start`` has yet to start."""
+        """End endpoints immediately, also those that ``start`` has yet to start."""
         self._ended.update(endpoint_ids)
         ending = [self._endpoints[each] for each in endpoint_ids if each in self._endpoints]
         # All of them first: the registry may be slow.
@@ -446,7 +446,7 @@ class EndpointOwner:
                     former = await endpoint.actor.describe.remote()
                 if former["node_id"] == node_id or former["num_sessions"]:
                     return
-                # Elsewhere at once if that node is full all the same, or lost later.
+                # Elsewhere if that node turns out to be full, or is lost later.
                 on_node = NodeAffinitySchedulingStrategy(
                     node_id, soft=True, _spill_on_unavailable=True
                 )

@@ -57,7 +57,7 @@ class EndpointQuery:
     secret: str | None = field(default=None, repr=False)
     """Secret from which the token of each endpoint is derived."""
     token: TokenSource | None = field(default=None, repr=False)
-    """Token of all endpoints, where there is no ``secret``."""
+    """Token of all endpoints; None: each has its own, which ``secret`` derives, or none."""
 
     def __call__(self) -> tuple[Target, ...]:
         token = None if self.token is None else client_token_of(self.token)

@@ -66,7 +66,7 @@ class ModelReplica(EndpointActor[ModelServer]):
     other arguments see ``ModelServiceActor``.
     """
 
-    # The registry names the replica no more until it restarts.
+    # The registry does not name the replica again until it restarts.
     _leaves_by = "suspend"
 
     def __init__(

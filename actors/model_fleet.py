@@ -48,7 +48,7 @@ def actor_name(fleet: str, endpoint_id: str = "") -> str:
 
 
 def find_replica(fleet: str, endpoint_id: str = "") -> Any:
-    """Return the handle of a fleet's replica; without an id that of its weight store."""
+    """Return the handle of a fleet's replica, or, without an id, that of its weight store."""
     try:
         return find_actor(actor_name(fleet, endpoint_id))
     except ValueError as error:

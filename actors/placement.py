@@ -1,6 +1,6 @@
 """Where Ray's actors run: what they need, what nodes have, and the wait until they run there.
 
-What checks arguments of a fleet raises a ConfigurationError.
+Functions that check a fleet's arguments raise a ConfigurationError.
 """
 
 import logging

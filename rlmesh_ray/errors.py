@@ -226,7 +226,8 @@ class RemoteEnvError(RemoteError):
     """An EnvService answered with an error.
 
     It has the arguments of ``RemoteError``, and ``interrupted_episodes``: an ``EpisodeRecord`` for
-    each running episode that the failure ended. A session that is recoverable needs a Reset then.
+    each running episode that the failure ended. If there are any, and the error is recoverable, the
+    session can go on after a Reset.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def open_file(path: Path, below: Path | None = None, mode: Literal["rb", "ab"] =
 
 
 def read_file(path: Path, most_bytes: int = MOST_BYTES, below: Path | None = None) -> bytes:
-    """Return the content of a regular file; OSError: as ``open_file``, or it is larger."""
+    """Return the content of a regular file; OSError: see ``open_file``, or it has more bytes."""
     with open_file(path, below) as file:
         is_larger = os.fstat(file.fileno()).st_size > most_bytes
         data = b"" if is_larger else file.read(most_bytes + 1)
@@ -50,7 +50,10 @@ def read_file(path: Path, most_bytes: int = MOST_BYTES, below: Path | None = Non
 
 
 def require_plain_files(folder: Path) -> None:
-    """Require that others can read a folder without waiting; OSError: it holds a pipe or such."""
+    """Raise OSError if a folder has anything but files and folders, such as a pipe.
+
+    Who reads a pipe may wait for ever.
+    """
     for name, _, files in os.walk(folder):
         for path in (os.path.join(name, file) for file in files):
             if os.path.exists(path) and not os.path.isfile(path):

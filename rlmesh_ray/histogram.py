@@ -78,7 +78,7 @@ class Histogram:
 
 
 class HistogramCounter:
-    """Writer of a histogram of integers, to ``counters``: ``num_counters(bounds)`` zeros."""
+    """Counts integers for a histogram, in ``counters``: ``num_counters(bounds)`` zeros."""
 
     __slots__ = ("_bounds", "_counters")
 
@@ -101,9 +101,9 @@ def num_counters(bounds: Sequence[int]) -> int:
 
 
 def histogram_of(bounds: Sequence[int], reading: Sequence[int], unit: int = 1) -> Histogram:
-    """Return what a ``HistogramCounter`` has read, or the sum of several; in another ``unit``.
+    """Return the histogram of a ``HistogramCounter``'s reading, or of the sum of several.
 
-    ``NS_PER_S`` turns nanoseconds into seconds.
+    Bounds and total are divided by ``unit``: ``NS_PER_S`` turns nanoseconds into seconds.
     """
     *counts, total = reading
     return Histogram(tuple(bound / unit for bound in bounds), tuple(counts), total / unit)

@@ -23,8 +23,8 @@ DEFAULT_STEP_TIMEOUT_S = 60.0
 DEFAULT_RESET_TIMEOUT_S = 300.0
 """Longest wait of every client for a reset of its lanes, also for those that a step contains."""
 DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
-"""Of an EnvRunner: half of RLlib's ``sample_timeout_s``. A runner whose endpoint hangs then returns
-its other steps before RLlib drops its sample."""
+"""Longest wait of an EnvRunner for one answer: half of RLlib's ``sample_timeout_s``. A runner whose
+endpoint hangs then returns its other steps before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 FORK_REMEDY = (
     "start processes by spawn (multiprocessing.get_context('spawn'), AsyncVectorEnv(..., "

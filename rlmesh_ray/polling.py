@@ -125,8 +125,8 @@ class AdaptiveSpin:
     ) -> ResultT:
         """Start a wait: call ``poll`` until its result is true, or it is time to sleep.
 
-        ``poll`` never blocks. ``meanwhile`` is called between two polls; spinning goes on while it
-        returns True.
+        ``poll`` never blocks. ``limit_s`` is the longest spin; None: the learned duration.
+        ``meanwhile`` is called between two polls; spinning continues while it returns True.
         """
         self._began_s = began_s = time.perf_counter()
         spin_s = self.spin_s if limit_s is None else min(self.spin_s, limit_s)

@@ -40,7 +40,7 @@ class FleetResolver:
     fleet: str = ""
     """Name of the fleet in the registry."""
     secret: str | None = field(default=None, repr=False)
-    """From which each endpoint's token is derived; None: callers have the tokens."""
+    """Secret from which each endpoint's token is derived; None: callers have the tokens."""
     reserved: tuple[str, ...] = ()
     """Ids of the endpoints that only evaluation sessions use."""
     is_near: bool = False
@@ -113,7 +113,11 @@ class FleetResolver:
 
 
 def call_registry(method: str, *arguments: object) -> Any:
-    """Return a registry method's answer; EndpointUnreachableError: it is gone, or gives none."""
+    """Call a method of the registry; return its answer.
+
+    Raises:
+        EndpointUnreachableError: The registry is gone, or does not answer.
+    """
     try:
         try:
             return get_result(_call(method, *arguments), _TIMEOUT_S)

@@ -61,7 +61,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def leave(self, method: Literal["suspend", "retire"]) -> None:
-        """Have the registry suspend or retire the endpoint; its lease is renewed on."""
+        """Have the registry suspend or retire the endpoint; its lease is still renewed."""
         # A registry that restarts now gets the call again after ``resume``.
         self._left_by = method
         with contextlib.suppress(ray.exceptions.RayError):

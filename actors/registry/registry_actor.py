@@ -72,7 +72,11 @@ class EndpointRegistry:
         node_id: str = "",
         lease_s: float = DEFAULT_LEASE_S,
     ) -> int:
-        """Enter a new incarnation of an endpoint, which a former one no longer holds; return it."""
+        """Enter a new incarnation of an endpoint, in place of a former one; return its number.
+
+        Without a ``renew`` the lease lasts ``lease_s``, which may be infinite. ``fleet`` is empty
+        for an endpoint without a fleet, ``node_id`` for one outside of the cluster.
+        """
         self._sweep()
         entry = self._entries.get(endpoint_id)
         former, _ = self._former.pop(endpoint_id, (0, 0.0))

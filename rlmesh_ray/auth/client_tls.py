@@ -155,7 +155,10 @@ def load_authority(context: ssl.SSLContext, authority: Path) -> None:
 
 
 def require_known_key(certificate: Path) -> None:
-    """Raise ConfigurationError for a key that gRPC loads, but that fails in each TLS handshake."""
+    """Raise ConfigurationError for a type of key that BoringSSL does not support.
+
+    gRPC loads such a key, and then each TLS handshake fails.
+    """
     head, end, _ = read_pem(certificate).decode("latin-1").partition(_END)
     leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
     if not any(kind in leaf for kind in _KNOWN_KEYS):

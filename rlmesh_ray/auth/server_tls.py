@@ -78,7 +78,7 @@ TlsSource = ServerTls | RayTls
 
 
 def resolve_server_tls(tls: TlsSource | None) -> ServerTls | None:
-    """Return the TLS files on this node, which can be loaded; None: no TLS."""
+    """Return the TLS files on this node; None: no TLS. Raises ConfigurationError."""
     if isinstance(tls, RayTls):
         files = tls.files()
         tls = ServerTls(*files) if files else None

@@ -139,7 +139,7 @@ class CallReply:
 
 @dataclass(frozen=True, slots=True)
 class DirectReply:
-    """Reply to OpenDirectCommand and CloseDirectCommand: whose step buffers are used from now."""
+    """Reply to OpenDirectCommand and CloseDirectCommand: which step buffers are used next."""
 
     is_open: bool
     """Those of the direct connection, if it has any; else the worker's own."""

@@ -117,13 +117,13 @@ def make_source(
         return _instance_source(env, num_envs, kwargs, autoresets)
     if isinstance(env, str):
         require_env_name(env)
-    if isinstance(env, str) or callable(env):
-        name = env if isinstance(env, str) else str(getattr(env, "__qualname__", None) or repr(env))
-        return EnvSource(_pickle(env, kwargs, name), num_envs, None, name, autoresets)
-    raise ConfigurationError(
-        f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
-        "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
-    )
+    elif not callable(env):
+        raise ConfigurationError(
+            f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
+            "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
+        )
+    name = env if isinstance(env, str) else str(getattr(env, "__qualname__", None) or repr(env))
+    return EnvSource(_pickle(env, kwargs, name), num_envs, None, name, autoresets)
 
 
 def _keywords(env_kwargs: object) -> dict[str, Any]:

@@ -179,8 +179,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     ) -> dict[str, Any]:
         """Start new episodes in ``lanes``; ``flush`` then writes the observations.
 
-        There are no seeds, or one for each of ``lanes``. Returns their infos, in the form of
-        gymnasium's vectors.
+        ``seeds`` is empty, or has one for each of ``lanes``. Returns the lanes' infos, in the form
+        of gymnasium's vectors.
         """
         infos: dict[str, Any] = {}
         fresh: list[object] = []
@@ -300,7 +300,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Call or read attribute ``name`` of the environment, or its wrappers, in each lane.
 
         Each lane gets a copy of the arguments; without any, what is not callable is read. If a
-        lane raises, those before it have been called; none has where it is MissingAttributeError.
+        lane raises, those before it have been called; before MissingAttributeError no lane is.
         """
         try:
             attributes = [self.envs[lane].get_wrapper_attr(name) for lane in lanes]

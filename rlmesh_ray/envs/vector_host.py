@@ -45,7 +45,8 @@ from rlmesh_ray.transport.step_buffers import StepBuffers
 def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
     """Return a PNG of ``frames``, tiled row by row in a nearly square grid.
 
-    At least one, ``(height, width, 3) uint8`` or another layout that Pillow knows, of one shape.
+    There is at least one. All have one shape, ``(height, width, 3) uint8`` or another that Pillow
+    knows.
     """
     # Late: most workers never render.
     from PIL import Image
@@ -165,7 +166,8 @@ def rows_of(columns: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
 class VectorHost:
     """The environment of one session, driven by commands; it owns vector and observer.
 
-    Raises UnsupportedSpaceError where ``describe`` does, which gets the ``name``, too.
+    Raises UnsupportedSpaceError for a space that a contract cannot express. For ``name`` see
+    ``describe``.
     """
 
     def __init__(

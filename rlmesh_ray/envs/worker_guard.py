@@ -110,7 +110,10 @@ def _guard(child: int, parent_pid: int) -> NoReturn:
 
 
 def _reaped(options: int) -> dict[int, int]:
-    """Reap children that have ended; with 0 instead of WNOHANG wait for one child at least."""
+    """Reap children that have ended, and return their statuses.
+
+    ``options`` is WNOHANG, or 0 to wait for at least one child.
+    """
     statuses: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, options))[0]:

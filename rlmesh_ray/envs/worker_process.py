@@ -64,7 +64,7 @@ class DirectHandle:
             return True
 
     def send_descriptors(self, to: socket.socket, hello: bytes) -> None:
-        """Send ``hello`` and the client's descriptors; never blocks, but raises OSError."""
+        """Send ``hello`` and the client's descriptors without blocking; raises OSError."""
         buffers, *eventfds = self._to_send
         descriptors = [buffers, self._connection.fileno(), *eventfds]
         socket.send_fds(to, [hello], descriptors, socket.MSG_DONTWAIT)
@@ -234,7 +234,7 @@ class WorkerProcess:
         return direct
 
     def open_direct_shared_memory(self) -> DirectHandle:
-        """Create a shared-memory connection; else as ``open_direct_tcp``."""
+        """Create a shared-memory connection and send the worker's end; see ``open_direct_tcp``."""
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
             buffers = create_step_buffers(self.contract)
             owned.callback(os.close, buffers)

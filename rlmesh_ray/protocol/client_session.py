@@ -186,7 +186,7 @@ class EnvClientSession(_ClientSession):
         return bool(self.num_received)
 
     def accept(self, response: EnvResponse, request_id: str, kind: type[ResponseT]) -> ResponseT:
-        """Return a reply that is of the ``kind`` of its request; from Join or a direct connection.
+        """Return a reply, from Join or a direct connection, of the ``kind`` of its request.
 
         Raises RemoteEnvError for an error of the endpoint, RemoteProtocolError for a wrong reply.
         """

@@ -367,19 +367,20 @@ class EpisodeTracker:
         if episode is None:
             return []
         terminated, truncated = flags
-        record = EpisodeRecord(
-            episode_id=episode.episode_id,
-            env_index=lane,
-            step_count=int(counts.step_counts[lane]),
-            cumulative_reward=float(counts.cumulative_rewards[lane]),
-            terminated=terminated,
-            truncated=truncated,
-            start_timestamp_ns=episode.start_ns,
-            end_timestamp_ns=now_ns,
-            seed=episode.seed,
-            final_info=final_info,
-        )
-        return [record]
+        return [
+            EpisodeRecord(
+                episode_id=episode.episode_id,
+                env_index=lane,
+                step_count=int(counts.step_counts[lane]),
+                cumulative_reward=float(counts.cumulative_rewards[lane]),
+                terminated=terminated,
+                truncated=truncated,
+                start_timestamp_ns=episode.start_ns,
+                end_timestamp_ns=now_ns,
+                seed=episode.seed,
+                final_info=final_info,
+            )
+        ]
 
 
 # --- the session -----------------------------------------------------------------------

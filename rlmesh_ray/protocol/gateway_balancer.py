@@ -83,7 +83,7 @@ class GatewayBalancer:
     ) -> Target | None:
         """Assign a connection to the endpoint with the fewest others, and return it.
 
-        None: there is no endpoint, besides those in ``without``.
+        Return None where there is none, except those in ``without``, which have just failed.
         """
         candidates = [target for target in self.targets if target not in without]
         if not candidates:
@@ -120,8 +120,9 @@ class GatewayBalancer:
             del self.connections[connection]
 
     def forget_idle(self, now_s: float) -> None:
-        known = self.connections.items()
-        self.connections = {name: each for name, each in known if each.idle_s(now_s) < KEPT_S}
+        self.connections = {
+            name: each for name, each in self.connections.items() if each.idle_s(now_s) < KEPT_S
+        }
 
     def _touched(self, connection: str, target: Target, now_s: float) -> ConnectionState:
         state = self.connections.get(connection)

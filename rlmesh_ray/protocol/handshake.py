@@ -196,9 +196,10 @@ def _obstacle(offer: HandshakeRequest, accept_texts: Collection[str]) -> str:
 
 
 def _pin_differs(peer_sha256: str) -> bool:
-    edition = EDITION_2026_06
-    is_shown = peer_sha256 != ""
-    return is_shown and edition.status == "provisional" and peer_sha256 != edition.spec_sha256
+    return EDITION_2026_06.status == "provisional" and peer_sha256 not in (
+        "",
+        EDITION_2026_06.spec_sha256,
+    )
 
 
 def _pin_message(peer_sha256: str) -> str:

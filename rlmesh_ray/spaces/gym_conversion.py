@@ -149,7 +149,10 @@ def spec_fields(env: Any) -> dict[str, object]:
 def env_spec(
     contract: EnvContract, entry_point: Callable[..., Any] | None = None
 ) -> gymnasium.envs.registration.EnvSpec | None:
-    """Return a spec from a peer's contract, which may say anything; None where it told none."""
+    """Return the environment's spec in a peer's contract; None where it has none.
+
+    ``entry_point`` is what ``make`` calls; None: nothing can be made. A peer may send anything.
+    """
     fields: dict[str, Any] = {
         name: value
         for name, value in contract.spec.items()

@@ -66,7 +66,7 @@ class ImageCodec:
 
     @classmethod
     def from_option(cls, option: object) -> Self:
-        """Return the codec of ``jpeg:95``, ``png`` or ``webp:80``; raises ConfigurationError."""
+        """Return the codec of an option such as ``"jpeg:95"``; raises ConfigurationError."""
         text = option if isinstance(option, str) else ""
         found = re.fullmatch(r"(jpeg|png|webp)(?::(\d{1,3}))?", text)
         quality = int(found[2] or 0) if found else 0
@@ -116,7 +116,7 @@ def image_leaves(spec: SpaceSpec) -> list[Leaf]:
 
 
 def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves, which ``option`` needs; ConfigurationError says what others are."""
+    """Return the image leaves of a space; raises ConfigurationError if ``option`` finds none."""
     found = image_leaves(spec)
     if not found:
         reasons = [f"{named(leaf)} {obstacle(leaf)}" for leaf in leaves(spec)[:8]]
@@ -194,7 +194,7 @@ def resize_images(images: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
 def decode_images(
     format_: str, leaf: Leaf, files: Sequence[bytes], num_lanes: int
 ) -> NDArray[np.uint8]:
-    """Return the column of an image leaf, of a peer's files in the order of lanes.
+    """Return the column of an image leaf from a peer's files, which are in the order of lanes.
 
     Sizes and modes are checked before pixels are decoded. ConformanceError names the leaf and the
     row: there are more or fewer files than images, or one is not a single image of the leaf's size.

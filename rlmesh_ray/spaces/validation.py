@@ -115,7 +115,7 @@ class Checker:
         self._is_strict = validation is ValidationMode.STRICT
 
     def check(self, columns: Sequence[Column]) -> list[ConformanceWarning]:
-        """Return the range violations of coerced columns; with WARN one for a kind and leaf.
+        """Return the range violations of coerced columns, at most one for each kind and leaf.
 
         ConformanceError is about the ``"structure"``: NaN, or an element outside the domain of
         its Discrete, MultiDiscrete or MultiBinary; with STRICT also about a value's ``"range"``.

@@ -46,7 +46,7 @@ IS_SUPPORTED = sys.platform == "linux"
 
 
 _MAX_LOST, LOSSES_S = 3, 10.0
-"""Lost connections that are replaced at once within this time, or since a Reset."""
+"""Lost connections that are replaced immediately within this time, or since a Reset."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Pause after a failed attempt; each further failure doubles it."""
 _TICKET_TIMEOUT_S = 5.0
@@ -97,7 +97,7 @@ class DirectConnection:
     def open_shared_memory(
         cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract
     ) -> Self | None:
-        """Open a connection for a session whose lanes have been reset; None: that fails.
+        """Open a connection for a session whose lanes have been reset; None if that fails.
 
         ``name`` is the endpoint's value of the capability SHARED_MEMORY.
         """
@@ -132,7 +132,7 @@ class DirectConnection:
         """Open a connection for a session whose lanes have been reset.
 
         Raises:
-            OSError: That fails.
+            OSError: It cannot be opened.
         """
         # The worker may first finish one step, and then has as long to accept the connection.
         attach_s = (
@@ -341,7 +341,7 @@ class DirectConnector:
         if self._is_required:
             _require(transport, self._name, self._port, address)
         self.is_closed = self._is_dialing = False
-        """Closed: steps use the Join stream, for good."""
+        """Closed: all further steps use the Join stream."""
         self._has_lanes = False
         self._direct: DirectConnection | None = None
         self._due_s = 0.0

@@ -121,8 +121,8 @@ class DirectSocket:
 class EventfdSocket(DirectSocket):
     """A socket whose reader polls an eventfd. It owns the eventfds of both ends.
 
-    When data on a socket wakes its reader, the kernel runs that at once on the sender's processor,
-    expecting the sender to sleep; an eventfd does not do so.
+    When data on a socket wakes its reader, the kernel runs it immediately on the sender's
+    processor, expecting the sender to sleep; with an eventfd it does not.
     """
 
     transport = SHARED_MEMORY

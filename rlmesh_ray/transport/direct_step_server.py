@@ -111,7 +111,7 @@ class DirectStepServer:
     def answer(
         self, number: int, message: bytes | None, pictures: Sequence[NDArray[np.uint8]] = ()
     ) -> None:
-        """Answer a request with a message, and ``pictures`` whose size it has; None: FALL_BACK."""
+        """Answer with a message, and ``pictures`` of the size that it names; None: FALL_BACK."""
         try:
             if message is None:
                 self.client.send(frames.ANSWER.pack(number, frames.FALL_BACK, 0, 0))

@@ -148,7 +148,7 @@ class SessionProgress:
 
     @property
     def resets(self) -> tuple[int, int]:
-        """How many lanes the request in progress has reset, and how many it resets in all."""
+        """How many lanes the request in progress has reset, and how many it resets; 0, 0: none."""
         return self._fields[_LANES_RESET], self._fields[_LANES_TO_RESET]
 
     # --- writing: by the worker alone; ``start`` by the endpoint, between sessions ---------
@@ -412,7 +412,7 @@ class EndpointSide:
         self.is_at_rest = False
 
     def disconnect_overdue(self, number: int) -> bool:
-        """Note that the direct connection was disconnected since its request is overdue.
+        """Note that the direct connection was disconnected because its request is overdue.
 
         The worker is at rest again when it has confirmed the end of the connection. Return whether
         the request is overdue, finally, and does not count. If not, the worker had finished it

@@ -56,7 +56,7 @@ class Ticket:
     """Id and incarnation of the endpoint that issued it."""
 
     def proof(self, role: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
-        """Return the HMAC with which a role, client or endpoint, proves that it has the key."""
+        """Return the HMAC by which ``b"client"`` or ``b"endpoint"`` proves that it has the key."""
         text = b"\0".join(
             (PROTOCOL, role, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
         )
@@ -118,7 +118,7 @@ def enable_keepalive(
 def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> socket.socket:
     """Return a connection to the worker of the session that ``ticket`` is for.
 
-    The worker, which may have to finish a step, has ``timeout_s``, and the endpoint three seconds.
+    The worker may have to finish a step, and has ``timeout_s``; the endpoint has three seconds.
 
     Raises:
         ConnectionAbortedError: The endpoint has hung up or was too slow, as on a busy machine.

@@ -58,7 +58,7 @@ def offer(spec: SpaceSpec | None, *, resizes: bool = False) -> dict[str, str]:
 
 
 def require_offer(option: str, needed: str, offered: Mapping[str, str], address: str) -> None:
-    """Require that a server takes the format that ``option`` needs, or ``RESIZE``; or nothing."""
+    """Raise ConfigurationError if a server lacks what ``option`` needs: a format or ``RESIZE``."""
     able = offered.get(IMAGE_CODEC, "")
     if needed and needed not in able.split(","):
         offers = f"offers {able.replace(',', ', ')}" if able else "offers none"

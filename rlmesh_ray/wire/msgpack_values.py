@@ -86,7 +86,7 @@ def unpack(
 def array_of(dtype: np.dtype[Any], axes: object, data: object) -> NDArray[Any]:
     """Return an array of plain numbers from a peer as a read-only view of its bytes.
 
-    Raises CodecError where ``axes`` and ``data`` are no shape and no bytes, or contradict each
+    Raises CodecError where ``axes`` is not a shape, ``data`` is not bytes, or they contradict each
     other.
     """
     if (

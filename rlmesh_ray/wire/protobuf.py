@@ -25,7 +25,7 @@ def parse(kind: type[MessageT], data: bytes, *, most_parts: int | None = MOST_PA
     """Return the message of type ``kind`` that ``data`` holds, from a peer; raises CodecError.
 
     A message is parsed in one call that no other thread interrupts, and can take 25 times its
-    bytes: of some megabytes it may have ``most_parts`` (None: without a limit).
+    bytes: one of some megabytes may have ``most_parts`` parts (None: any number).
     """
     if most_parts is not None and len(data) > _LARGE_BYTES:
         _check_parts(kind.DESCRIPTOR, data, most_parts)

@@ -64,9 +64,9 @@ async def first_message(
 ) -> bytes | None:
     """Take the first message off a stream, or abort its call after a timeout.
 
-    An ``async for`` over ``requests`` then yields the messages after it. A client ``is_known`` that
-    has shaken hands: it has no timeout, since it may be building what it needs for the session, a
-    policy for example. None: the stream has ended without a message.
+    An ``async for`` over ``requests`` then yields the messages after it. There is no timeout for
+    a client that ``is_known``: it has shaken hands, and may be building what it needs for the
+    session, a policy for example. None: the stream has ended without a message.
     """
     try:
         async with asyncio.timeout(None if is_known else FIRST_MESSAGE_TIMEOUT_S):
@@ -149,7 +149,7 @@ class IdleTimeout:
         except asyncio.CancelledError:
             if not self.has_expired or reader is None:
                 raise
-            # The timer cancelled the reader: it goes on as after the last message.
+            # The timer cancelled the reader: it continues as after the last message.
             reader.uncancel()
             raise StopAsyncIteration from None
         finally:

@@ -122,7 +122,7 @@ class Endpoint:
         return str(self._bound)
 
     def require_new(self) -> None:
-        """Raise if it was started or stopped before, or if this process cannot serve."""
+        """Raise an RlmeshError if it was started or stopped before, or if this is a fork."""
         require_no_fork()
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
@@ -139,8 +139,8 @@ class Endpoint:
     ) -> None:
         """Bind and serve, ``grpc.health.v1`` besides ``services``.
 
-        A larger message ends its call with RESOURCE_EXHAUSTED, and no other; so do more calls at a
-        time than ``max_calls``.
+        A message larger than ``max_receive_bytes`` ends its call with RESOURCE_EXHAUSTED, and no
+        other call; so does a call that comes while ``max_calls`` are open.
 
         Raises:
             ListenError: The address is in use or not this machine's.
@@ -236,7 +236,7 @@ class Endpoint:
 
     async def _end(self, grace_s: float) -> None:
         draining = asyncio.ensure_future(self.drain.run())
-        await asyncio.sleep(0)  # it drains now, which a Watch sends as its last status
+        await asyncio.sleep(0)  # it drains from here on, which is a Watch's last status
         if self._health is not None:
             self._health.end()
         ending = asyncio.ensure_future(self._close_ports(grace_s))
@@ -284,7 +284,7 @@ def _within_s(given_s: float) -> float:
 
 
 class Server:
-    """What a server has of its ``Endpoint``. Usable as a context manager."""
+    """Base class of servers: what each has of its ``Endpoint``. Usable as a context manager."""
 
     _endpoint: Endpoint
 
@@ -306,7 +306,9 @@ class Server:
         return self._endpoint.health()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Refuse new sessions for good, and wait until the open ones have ended; it does not stop.
+        """Refuse new sessions for good, and wait until the open ones have ended.
+
+        The server does not stop: call ``stop`` afterwards.
 
         Args:
             timeout_s: How long to wait; None: as long as it takes.

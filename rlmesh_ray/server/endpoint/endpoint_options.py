@@ -138,7 +138,8 @@ def listening(
 ) -> tuple[str, ListenOptions]:
     """Return where an endpoint listens, and how.
 
-    ``owner``, which a caller has called, takes no ``refused`` fields: a ConfigurationError.
+    A ConfigurationError says that ``owner``, which the caller has called, does not take a field
+    that is ``refused``.
     """
     listen = address if isinstance(address, ListenOptions) else ListenOptions(address)
     for name in refused:

@@ -24,7 +24,7 @@ MAX_STREAMS = 128
 MAX_CALLS = 4096
 """Calls at a time at an endpoint without a number of sessions; further ones are refused."""
 MAX_METADATA_BYTES = 8 * 1024
-"""Of all metadata of a call; gRPC refuses a call with more."""
+"""Size of all metadata of a call; gRPC refuses a call with more."""
 CONNECTION_SETUP_S = 20.0
 """How long a connection may take to become one (TLS, HTTP/2)."""
 CONNECTION_IDLE_S = 300.0
@@ -35,7 +35,7 @@ _CALLS_BESIDE_STREAMS = 3
 
 
 def max_calls(num_sessions: int, num_streams: int = 1) -> int:
-    """Return how many calls an endpoint takes at a time, with so many sessions and their streams.
+    """Return how many calls an endpoint takes at a time, given its sessions and their streams.
 
     Besides these there are handshakes, health checks, calls into lanes, and clients that wait.
     """

@@ -61,8 +61,8 @@ def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
 class GenerationHandshake:
     """How a generation besides the edition's is detected and its handshakes answered.
 
-    The first three tell whether the frame of a Handshake, of a Shutdown, the first one of a Join is
-    the generation's.
+    The first three return whether a frame is the generation's: the frame of a Handshake, that of a
+    Shutdown, the first one of a Join.
     """
 
     is_handshake: Callable[[bytes], bool]
@@ -95,7 +95,7 @@ class ServiceOptions:
     dialects: frozenset[str] = field(default_factory=lambda: frozenset(registry.model_dialects()))
     """Names of the enabled dialects; the clients of any other one are refused."""
     idle_timeout_s: float | None = None
-    """Of a session."""
+    """Idle timeout of a session; None: it has none."""
 
 
 class HandshakeService:

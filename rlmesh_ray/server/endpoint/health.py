@@ -46,7 +46,7 @@ def run_probe(probe: Probe) -> Health:
 class HealthService:
     """Answers Check and Watch, for an endpoint and for each of its services. For the serving loop.
 
-    The probe is the same for all of them; they have full names, the endpoint the empty one.
+    ``services`` are full names; the empty name stands for the endpoint. One probe is for them all.
     """
 
     def __init__(self, probe: Probe, services: Collection[str]) -> None:

@@ -103,7 +103,6 @@ class BatchQueue:
     its route.
 
     A request with more than ``max_rows`` rows is a batch by itself: requests are not split.
-
     """
 
     def __init__(self, *, max_rows: int, max_delay_s: float = 0.0) -> None:
@@ -242,7 +241,7 @@ class Batcher:
         """The only space that the policy acts on; None: not known."""
 
     def statistics(self) -> ModelStatistics:
-        """From any thread, as ``facts`` and ``health``."""
+        """Return the counters. From any thread, as ``facts`` and ``health``."""
         with self._lock:
             waiting = [len(request.slots) for request in self._queue.waiting]
         queue_s = histogram_of(DURATION_BOUNDS_NS, self._queue_ns.read(), NS_PER_S)

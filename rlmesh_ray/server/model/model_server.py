@@ -68,7 +68,7 @@ class ModelServer(Server):
         _stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         **options: Unpack[ModelServerOptions],
     ) -> None:
-        # An actor has an id in the registry; tests alone need another time.
+        # An actor gives its id in the registry; only tests need another time.
         # Options are checked before the policy is used: the batcher starts a thread.
         given = completed("ModelServer", ModelServerOptions, options)
         address, listen = listening("ModelServer", given["address"], "data_address")

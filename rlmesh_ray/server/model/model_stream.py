@@ -98,7 +98,10 @@ class ModelServerDialect(Protocol):
         """Pass the requests in a frame to the session; return what follows, in this order."""
 
     def frame(self, response: SessionResponse) -> bytes | None:
-        """Return the frame that a response completes: one for each that has come in, or None."""
+        """Return the frame that a response completes; None: it completes none yet.
+
+        There is one frame for each that has come in.
+        """
 
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return the lanes of a route that is to be configured."""
@@ -124,7 +127,7 @@ class EditionModelServerDialect:
     rules = EDITION_2026_06_RULES
 
     def __init__(self) -> None:
-        # No method of its own: that would cost a call a message.
+        # Not a method: that would cost a further call for each message.
         self.frame: Callable[[Any], bytes] = edition.pack_response
 
     def receive(self, session: ModelSession, frame: bytes) -> list[SessionEvent]:
@@ -309,7 +312,7 @@ _LONGEST_SPIN_S = 0.001
 class BusyPolledFrames:
     """The messages of a stream; while the next one is due, the loop does not sleep.
 
-    Not a generator: an abandoned one is closed in a task of its own.
+    Not a generator: an abandoned one is closed in a separate task.
 
     Args:
         frames: The messages of one stream.
@@ -343,7 +346,7 @@ class BusyPolledFrames:
         return frame
 
     def _turn(self) -> None:
-        """Let the loop come round again, for as long as the client usually takes to ask again."""
+        """Keep the loop awake, for as long as the client usually takes to ask again."""
         if time.perf_counter() < self._until_s:
             os.sched_yield()
             self._loop.call_soon(self._turn)

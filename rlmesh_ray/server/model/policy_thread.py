@@ -39,7 +39,8 @@ _THREADS: "weakref.WeakSet[PolicyThread]" = weakref.WeakSet()
 def any_policy_runs() -> bool:
     """Return whether a policy of this process runs now, also one whose thread is closed.
 
-    Its native code would abort the process: it comes back to an interpreter that has ended.
+    Native code that runs in its thread aborts the process when the interpreter ends: it comes back
+    to an interpreter that is gone.
     """
     return any(thread.is_busy for thread in tuple(_THREADS))
 
@@ -68,7 +69,7 @@ class PolicyThread:
         waiting: The requests that wait for a batch; without any, no batch runs.
         run_batch: Runs the next batch; returns False when none is to run now.
         name: Of the thread.
-        stuck_after_s: After how many seconds at one batch, or one call, the policy is stuck.
+        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as stuck.
         torch_threads: How many threads torch uses for a batch or a call.
     """
 
@@ -128,7 +129,7 @@ class PolicyThread:
         """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
 
         The future raises an RlmeshError (see ``as_policy_error``). From any thread; grouped calls,
-        which all run in one turn, from the serving loop.
+        which all run in one turn, only from the serving loop.
         """
         future: Future[ResultT] = Future()
         self._futures.add(future)

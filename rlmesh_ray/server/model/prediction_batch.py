@@ -184,8 +184,8 @@ def _answers(
     """Return as many actions for each request as its client takes, or the request's error.
 
     Raises:
-        PolicyError: What the policy returned is no batch of actions, of this number of rows and of
-            its horizon.
+        PolicyError: The number of actions differs from that of the rows or the horizon, or their
+            structure is not that of the action space.
     """
     route = requests[0].route
     try:

@@ -146,7 +146,7 @@ class SessionLog:
     """Logs the begin and the end of one session."""
 
     counts: SessionCounters
-    """Those of the endpoint."""
+    """Counters of the endpoint."""
     peer: str
     """gRPC's name of the client."""
     dialect: str

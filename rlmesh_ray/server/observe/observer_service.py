@@ -18,7 +18,7 @@ MOST_SHARE = 0.1
 
 
 class TokenBucket:
-    """A rate limit: so many events a second, and as many together after a pause."""
+    """A rate limit: at most ``rate`` events a second, and as many together after a pause."""
 
     def __init__(self, rate: int, clock: Callable[[], float]) -> None:
         self._rate = self._tokens = float(rate)
@@ -38,7 +38,8 @@ class TokenBucket:
 class PictureLimits:
     """The limits of one session's pictures, each of which delays the session.
 
-    There is one at a time, so many a second, and together they take a share of the session's time.
+    One is drawn at a time, at most ``MAX_A_SECOND`` in a second, and together they take at most
+    ``MOST_SHARE`` of the session's time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +48,7 @@ class PictureLimits:
         self._none_before_s = 0.0
 
     def objection(self, *, is_rendering: bool) -> str:
-        """Return why there is no picture now; empty: there may be one, which counts."""
+        """Return why a picture is refused now; empty: it is allowed, and counted."""
         if is_rendering:
             return (
                 "a picture of this session is being rendered, or waits for its turn; ask again "

@@ -62,7 +62,7 @@ def pack_report(statistics: EnvStatistics) -> bytes:
 
 
 def parse_report(data: bytes) -> EnvStatistics:
-    """Return the statistics in a request; raises a CodecError without a possible report."""
+    """Return the statistics in a request; CodecError: it has none, or impossible ones."""
     message = parse(pb.AttendRequest, data)
     if not message.HasField("report"):
         raise CodecError("the request has no report")

@@ -42,7 +42,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 _LOG = logging.getLogger(__name__)
 
 Entry = tuple[str, str | bytes]
-"""Of a call's metadata."""
+"""A key of a call's metadata, and its value."""
 
 PERIOD_S = 2.0
 """How often the endpoints are listed, and their health checked."""
@@ -74,8 +74,10 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
     gone, too.
 
     Args:
-        find: Returns the endpoints that take new connections; called in a thread.
-        address: ``HOST:PORT``; ``token`` and ``tls`` are those for its clients.
+        find: Returns the endpoints that take new connections; called in a thread, may block.
+        address: ``HOST:PORT``; port 0 lets the system choose.
+        token: The token of the clients; the gateway sends each endpoint that endpoint's own.
+        tls: Files for TLS with the clients.
         endpoint_credentials: Returns TLS credentials for a connection to an endpoint; None: plain
             text.
         service: Full name of the endpoints' service, for requests for its health.
@@ -295,7 +297,10 @@ class GatewayServer(Server, grpc.ServiceRpcHandler):  # type: ignore[misc]  # gr
                 self._health = Health(False, f"its endpoints cannot be asked: {error}")
 
     async def _check_endpoints(self) -> None:
-        """List all endpoints and ask for their health: new connections avoid those without it."""
+        """List all endpoints, and ask for their health.
+
+        New connections avoid those that do not serve.
+        """
         await self._list()
         await self._close_channels(_IDLE_S)
         self._balancer.forget_idle(time.monotonic())

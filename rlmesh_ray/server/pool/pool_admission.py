@@ -1,7 +1,7 @@
 """The registrar of a pool: endpoints connect to it, and are in the pool while connected.
 
 * One registration stream holds an endpoint id at a time: that of the endpoint started last. The
-  former holder is refused, at once and when it registers again.
+  former holder is refused, immediately and whenever it registers again.
 * The end of a stream removes the endpoint from the pool only if the stream still holds the id.
 """
 
@@ -92,7 +92,7 @@ class Registrar(Server):
         secret: The pool's secret, from which the token that endpoints send is derived. None: no
             token, which needs a loopback address.
         tls: Files for TLS.
-        max_endpoints: At a time.
+        max_endpoints: Most endpoints at a time.
     """
 
     def __init__(
@@ -147,8 +147,9 @@ class Registrar(Server):
         self.num_streams += 1
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(stream))
-        answer: RegistrationAccepted | RegistrationRefused | None
-        answer = await self._received(stream, requests, context.peer())
+        answer: RegistrationAccepted | RegistrationRefused | None = await self._received(
+            stream, requests, context.peer()
+        )
         if answer is None:
             # It continues when the stream breaks off: the number of checks stays limited, and the
             # calls of the registry keep their order.
@@ -205,7 +206,7 @@ class Registrar(Server):
                 RefusalKind.NOT_NOW,
                 f"the pool is full: it has {self._max_endpoints} endpoints; start another pool",
             )
-        # The endpoint's own former stream, whose end has not been noticed yet, is no conflict.
+        # The endpoint's own former stream, whose end has not been noticed yet, does not conflict.
         if 0 < request.former_incarnation < holder.incarnation:
             return _superseded(holder)
         return None

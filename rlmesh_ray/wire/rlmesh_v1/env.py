@@ -423,7 +423,7 @@ def parse_step_done(data: bytes) -> StepDone:
 
 
 def _nested_at(data: bytes, tags: bytes) -> tuple[int, list[int]]:
-    """Return where the innermost of fields in one another begins, and where each of them ends.
+    """Return where the innermost of nested fields begins, and where each of them ends.
 
     Each is the first field of the one around it; the outermost is the first of the frame.
     """

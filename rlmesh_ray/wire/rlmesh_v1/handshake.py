@@ -123,5 +123,6 @@ class HandshakeFrames:
         return ShutdownResponse(message.accepted, message.message)
 
     def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes:
-        response = env_pb.ShutdownResponse(accepted=accepted, message=as_utf8(message))
-        return response.SerializeToString()
+        return env_pb.ShutdownResponse(
+            accepted=accepted, message=as_utf8(message)
+        ).SerializeToString()

@@ -201,7 +201,7 @@ def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
 
 
 def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
-    """Decode a message of an untrusted peer, which has ``MAX_PEER_NODES`` at most."""
+    """Decode an untrusted peer's message; raises CodecError for more than ``MAX_PEER_NODES``."""
     check_peer_nodes(message)
     return decode_meta(message)
 

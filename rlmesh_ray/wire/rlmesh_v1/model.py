@@ -291,5 +291,5 @@ _NO_METRIC = OperationMetric()
 
 
 def _whole(number: float) -> int:
-    # A peer may send NaN or infinity, which are no integers.
+    # A peer may send NaN or infinity.
     return int(number) if abs(number) < 2**63 else 0

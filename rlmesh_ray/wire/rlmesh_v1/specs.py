@@ -363,14 +363,9 @@ def _doubles(bounds: Iterable[float], size: int, dtype: np.dtype[Any]) -> NDArra
 
 # --- contracts -------------------------------------------------------------------------
 
-_MODE_NUMBERS = {
-    AutoresetMode.NEXT_STEP: contract_pb2.AUTORESET_MODE_NEXT_STEP,
-    AutoresetMode.SAME_STEP: contract_pb2.AUTORESET_MODE_SAME_STEP,
-    AutoresetMode.DISABLED: contract_pb2.AUTORESET_MODE_DISABLED,
-}
-_MODES = {number: mode for mode, number in _MODE_NUMBERS.items()} | {
-    contract_pb2.AUTORESET_MODE_UNSPECIFIED: AutoresetMode.DISABLED
-}
+_MODES = {
+    contract_pb2.AutoresetMode.Value(f"AUTORESET_MODE_{mode.name}"): mode for mode in AutoresetMode
+} | {contract_pb2.AUTORESET_MODE_UNSPECIFIED: AutoresetMode.DISABLED}
 
 
 def contract_to_proto(contract: EnvContract) -> contract_pb2.EnvContract:
@@ -385,7 +380,7 @@ def contract_to_proto(contract: EnvContract) -> contract_pb2.EnvContract:
         metadata=encode_meta(metadata, tag_arrays=False),
         render_mode=contract.render_mode,
         num_envs=contract.num_envs,
-        autoreset_mode=_MODE_NUMBERS[contract.autoreset_mode],
+        autoreset_mode=f"AUTORESET_MODE_{contract.autoreset_mode.name}",
     )
 
 
@@ -413,8 +408,10 @@ def read_spaces(
 ) -> tuple[SpaceSpec, SpaceSpec]:
     """Return the observation space and the action space in a message; raises CodecError."""
     specs = []
-    own = ("observation space", message.observation_space), ("action space", message.action_space)
-    for name, part in own:
+    for name, part in (
+        ("observation space", message.observation_space),
+        ("action space", message.action_space),
+    ):
         try:
             specs.append(reader().spec(part))
         except CodecError as error:

@@ -55,8 +55,8 @@ class BatchCodec(ABC):
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
         """Return the bytes of a batch, with a column for each leaf.
 
-        Raises CodecError for one that has not exactly the dtype and ``(num_lanes, *shape)`` of its
-        leaf; coerce it first.
+        Raises CodecError for one without exactly the dtype and ``(num_lanes, *shape)`` of its leaf;
+        coerce it first.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ def split_each(
 
 
 class ContractCodecs(NamedTuple):
-    """How a peer encodes the values of an environment: of its client, or of a route."""
+    """The codecs of an environment's observations and actions, for its client or for a route."""
 
     observations: BatchCodec
     actions: BatchCodec

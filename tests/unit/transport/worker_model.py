@@ -156,22 +156,22 @@ class WorkerModel:
                 yield Move("the environment raises", "worker", "raise_error")
         elif self.has_seen_request:
             yield Move("worker takes a direct step", "worker", "take_step")
-        elif self.orders:  # worker._next: the channel comes first
+        elif self.orders:  # WorkerLoop.run: the channel comes first
             yield Move(f"worker takes the order: {self.orders[0].kind}", "worker", "take_order")
         elif direct is not None and direct.steps:
             # Between here and the step itself an order may come.
             yield Move("worker sees a direct step", "worker", "see_request")
 
     def take_order(self) -> None:
-        """``worker.serve``."""
+        """``WorkerLoop._serve_channel``."""
         order, *rest = self.orders
         self.orders = tuple(rest)
         match order.kind:
-            case "track":  # Worker.track
+            case "track":  # EnvWorker.answer: SetEpisodesCommand
                 self.side.is_direct_open = bool(self.direct)
             case "untrack":
                 self.side.is_direct_open = False
-            case "skip":  # Worker.skip
+            case "skip":  # EnvWorker.answer: SkipRequestCommand
                 self.writable_progress()
                 self.side.skip(order.number)
                 self.kept = REFUSED if self.progress.begun == order.number else self.kept
@@ -212,7 +212,7 @@ class WorkerModel:
         self.direct = 0
 
     def _answer(self, order: Order) -> None:
-        """``Worker.answer``."""
+        """``EnvWorker.answer``."""
         decision = self.side.decide(order.number)
         if decision is ExecutionDecision.EXECUTE:
             self._begin(Doing(order.number, order.kind, is_direct=False))
@@ -225,7 +225,7 @@ class WorkerModel:
         self.has_seen_request = True
 
     def take_step(self) -> None:
-        """``DirectStepServer.serve`` and ``Worker._step_directly``, up to the step itself."""
+        """``EnvWorker.serve_direct`` and ``._step_directly``, up to the step itself."""
         self.has_seen_request = False
         number = self.world.take_step(self.direct)
         if self.side.executes_direct(number):
@@ -258,7 +258,7 @@ class WorkerModel:
         self.doing = doing._replace(phase=doing.phase + 1)
 
     def _execute(self, doing: Doing) -> None:
-        """``Worker._reset``, ``._step``, and what renders and calls."""
+        """``EnvWorker._reset``, ``._step``, and what renders and calls."""
         world, number, kind = self.world, doing.number, doing.kind
         world.note_execution(number)
         name = world.name_of(number)
@@ -289,7 +289,7 @@ class WorkerModel:
         self.doing = doing._replace(phase=1)
 
     def _answer_direct(self, number: int, *, is_done: bool) -> None:
-        """``DirectStepServer._answer``, and sending it."""
+        """``DirectStepServer.answer``."""
         direct = self.world.connections[self.direct]
         if direct.is_cut:  # no answer passes a cut
             self._close_direct()

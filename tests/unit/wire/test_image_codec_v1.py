@@ -153,7 +153,7 @@ def test_a_contract_names_the_encoding_of_its_route() -> None:
     assert route_codecs(contract(ROBOT)).observations is values.codec(from_gymnasium(ROBOT))
     png = route_codecs(contract(ROBOT, **{IMAGE_CODEC: "png"}))
     assert isinstance(png.observations, ImageBatchCodec)
-    # The same object: their requests are joined without a detour.
+    # Equal, so that their requests are joined without a detour.
     assert route_codecs(contract(ROBOT, **{IMAGE_CODEC: "png"})) == png
 
 

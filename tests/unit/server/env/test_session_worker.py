@@ -175,7 +175,7 @@ def test_a_command_behind_a_step_gets_its_own_answer(begins_later: bool) -> None
 
 
 class Channel:
-    """Of a process that has ended, or that reads the first command in so many pieces."""
+    """The channel of a process that has ended, or that reads a command in so many pieces."""
 
     def __init__(self, num_pieces: int) -> None:
         self.num_pieces = num_pieces
