@@ -637,8 +637,9 @@ def test_a_world_whose_agents_have_left_stays_while_its_creator_is_there(pair: E
         agents = [DmStream(pair.address).join(name) for _ in range(2)]
         for agent in agents:
             agent.send(**agent.step_request())
+        # Before one has left: the episode of the other would wait for a second agent again.
+        assert [agent.stepped(agent.receive())[0] for agent in agents] == [RUNNING] * 2
         for agent in agents:
-            assert agent.stepped(agent.receive())[0] == RUNNING
             ended(agent)
             agent.close()
 
